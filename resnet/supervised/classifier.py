@@ -17,7 +17,7 @@ from resnet.supervised.data import Batch
 from tfrl.cli.errors import TrainingError
 from tfrl.networks.array_policy import variable_name
 from tfrl.networks.network import Packing
-from tfrl.networks.weights import PREFIX, assign_weights, weights_of
+from tfrl.networks.weights import PREFIX, weights_of
 from tfrl.ops.graph import compiled
 from tfrl.ops.optimizers import SGD, Adam
 from tfrl.run import files
@@ -183,7 +183,8 @@ class Classifier:
         files.make_folder(directory)
         files.write(directory / WEIGHTS_FILE, encode(weights))
         model = self._build()
-        set_weights(model, weights)
+        for name, variable in named_variables(model).items():
+            variable.assign(weights[name])
         with files.replacing(directory / KERAS_FILE) as staged:
             model.save(staged)
         archive = keras.export.ExportArchive()
@@ -209,11 +210,6 @@ def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
 
 def _part_of(name: str) -> str:
     return "head" if name.startswith("logits/") else "torso"
-
-
-def set_weights(model: keras.Model, weights: Mapping[str, np.ndarray]) -> None:
-    """Assigns arrays of `Classifier.weights`. Raises ValueError if names or shapes differ."""
-    assign_weights(named_variables(model), weights)
 
 
 def _hits(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:

@@ -10,7 +10,8 @@ from tfrl import config as settings
 from tfrl import networks
 from tfrl.envs import registry
 from tfrl.envs.spec import Box, EnvSpec
-from tfrl.networks.weights import _as_env_takes, export
+from tfrl.networks.distributions import distribution_for
+from tfrl.networks.weights import export
 
 LOPSIDED = "made_envs:made/Lopsided-v0"  # actions in [0, 0.5] x [-3, 1]; shows the one that it was given
 
@@ -47,7 +48,7 @@ def test_an_action_is_never_outside_of_bounds_that_float32_rounds():
     low, high = [-0.1, 0.7], [0.1, 0.9]
     space = gymnasium.spaces.Box(np.array(low), np.array(high), dtype=np.float64)
     for action in (-1.0, 1.0):
-        found = _as_env_takes(tf.fill([1, 2], action), Box(tuple(low), tuple(high))).numpy()
+        found = distribution_for(Box(tuple(low), tuple(high))).as_env_takes(tf.fill([1, 2], action)).numpy()
         assert found.dtype == np.float32 and space.contains(found[0].astype(np.float64))
         np.testing.assert_allclose(found[0], low if action < 0 else high, rtol=1e-6)
 

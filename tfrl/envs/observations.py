@@ -159,16 +159,18 @@ class ArraySpec:
 
     def with_mask(self, actions: int) -> ArraySpec:
         """The spec of rows of these observations with a mask of `num_actions` actions."""
-        parts = self.parts
-        if not parts:
-            kind = IMAGE if self.dtype == "uint8" else NUMBERS
-            parts = (Part((), kind, self.shape, self.dtype, self.channels_first),)
-        return ArraySpec.of_parts([*parts, Part((ACTION_MASK,), MASK, (actions,), "int8")])
+        return ArraySpec.of_parts([*self.arrays, Part((ACTION_MASK,), MASK, (actions,), "int8")])
+
+    @cached_property
+    def arrays(self) -> tuple[Part, ...]:
+        """The arrays of an observation: `parts`, or the single image or vector."""
+        kind = IMAGE if len(self.shape) == 3 else NUMBERS
+        return self.parts or (Part((), kind, self.shape, self.dtype, self.channels_first),)
 
     @property
     def env_shape(self) -> tuple[int, ...]:
-        """The shape as the env shows it: (C, H, W) if `channels_first`."""
-        return (self.shape[2], *self.shape[:2]) if self.channels_first else self.shape
+        """The shape of a single image or vector as the env shows it: (C, H, W) if `channels_first`."""
+        return self.arrays[0].env_shape
 
     def __str__(self) -> str:
         if self.parts:
@@ -179,21 +181,17 @@ class ArraySpec:
     # The inputs of networks
 
     def of_kind(self, kind: str) -> tuple[Part, ...]:
-        """The parts of a kind."""
-        return tuple(part for part in self.parts if part.kind == kind)
+        """The arrays of a kind."""
+        return tuple(part for part in self.arrays if part.kind == kind)
 
     @property
     def image_shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes (H, W, C) of all images."""
-        if not self.parts:
-            return (self.shape,) if len(self.shape) == 3 else ()
         return tuple(part.shape for part in self.of_kind(IMAGE))
 
     @property
     def num_numbers(self) -> int:
         """K, the number of real numbers of an observation, which running statistics normalise."""
-        if not self.parts:
-            return self.shape[0] if len(self.shape) == 1 else 0
         return sum(part.size for part in self.of_kind(NUMBERS))
 
     @cached_property

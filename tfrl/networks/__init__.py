@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tfrl.config import network as settings
 from tfrl.config.run import RLSettings
 from tfrl.envs import callables
 
@@ -15,8 +16,6 @@ ROWS_OF_OWN_TORSOS = 8
 """Rows of every part of a forward pass of a user's torso on CPUs. Another number of rows may change the order
 of a layer's sums, and so the last bits.
 """
-
-_ACTOR_CRITICS = ("ppo", "drac", "ppg", "impala")
 
 
 def kind(algorithm: str) -> str:
@@ -34,7 +33,7 @@ def of_settings(config: RLSettings, precision: str) -> Any:
     Raises:
       ValueError: the zoo cannot build it.
     """
-    module = "actor_critic" if config.base in _ACTOR_CRITICS else "actors"
+    module = "actor_critic" if isinstance(config, settings.Network) else "actors"
     made = importlib.import_module(f"tfrl.networks.{module}")
     network = made.of_settings(config, precision)
     if any(map(callables.is_name, (config.torso, config.critic_torso or ""))):

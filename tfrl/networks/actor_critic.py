@@ -13,7 +13,7 @@ from tfrl.config.network import Network as NetworkSettings
 from tfrl.config.run import RLSettings
 from tfrl.envs import callables, registry
 from tfrl.envs.observations import ArraySpec
-from tfrl.envs.spec import ActionSpec, Discrete, MultiDiscrete
+from tfrl.envs.spec import ActionSpec
 from tfrl.networks import array_policy, entrance
 from tfrl.networks.distributions import distribution_for
 from tfrl.networks.memory import Core, Sequences
@@ -325,17 +325,9 @@ class ActorCritic(Network):
             return found
         state = outputs[2]
         if self.memory_size > self.state_size:
-            coded = self._coded(found["action"])
+            coded = self.distribution.encoded(found["action"])
             state = tf.concat([state, coded, tf.zeros_like(coded[:, :1])], axis=-1)
         return found | {"state": state}
-
-    def _coded(self, actions: tf.Tensor) -> tf.Tensor:
-        """Encodes actions [B, *shape] like `ActionSpec.encoded`, float32 [B, A]."""
-        spec = self.distribution.action_spec
-        if isinstance(spec, MultiDiscrete):
-            each = [tf.one_hot(actions[:, k], count) for k, count in enumerate(spec.counts)]
-            return tf.concat(each, axis=-1)
-        return tf.one_hot(actions, spec.n) if isinstance(spec, Discrete) else actions
 
 
 class PhasicActorCritic(ActorCritic):

@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import tensorflow as tf
 
 from tfrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
+from tfrl.ops.graph import tf
 
 
 class Distribution(ABC):
@@ -48,7 +48,7 @@ class ActionDistribution(ABC):
     """The policies over an action space. A call with an actor's outputs gives the `Distribution` of each env.
 
     `act`, `log_probs_of` and `act_greedily` are NumPy versions of `sample`, `log_prob` and `mode`, equal up
-    to rounding.
+    to rounding. `encoded` and `as_env_takes` are TensorFlow versions of those of `ActionSpec`, for exports.
 
     Args:
       action_spec: the action space.
@@ -85,6 +85,14 @@ class ActionDistribution(ABC):
     @abstractmethod
     def act_greedily(self, parameters: np.ndarray) -> np.ndarray:
         """The deterministic actions, [B, *shape]."""
+
+    def encoded(self, actions: tf.Tensor) -> tf.Tensor:
+        """`ActionSpec.encoded` of actions [B, *shape], float32 [B, A]; overridden if they change."""
+        return actions
+
+    def as_env_takes(self, actions: tf.Tensor) -> tf.Tensor:
+        """`ActionSpec.as_env_takes` of actions [B, *shape]; overridden if they change."""
+        return actions
 
 
 class Categorical(Distribution):
@@ -126,6 +134,7 @@ class CategoricalActions(ActionDistribution):
     def __init__(self, action_spec: Discrete) -> None:
         super().__init__(action_spec)
         self.parameters_size, self.noise_size = action_spec.n, 1
+        self._start = action_spec.start
 
     def __call__(self, parameters: tf.Tensor) -> Categorical:
         """The distribution of logits float32 [B, A]."""
@@ -152,6 +161,14 @@ class CategoricalActions(ActionDistribution):
     def act_greedily(self, parameters: np.ndarray) -> np.ndarray:
         """The most likely actions, int32 [B]."""
         return parameters.argmax(axis=1).astype(np.int32)
+
+    def encoded(self, actions: tf.Tensor) -> tf.Tensor:
+        """One-hot vectors, float32 [B, A], of actions int32 [B]."""
+        return tf.one_hot(actions, self.parameters_size)
+
+    def as_env_takes(self, actions: tf.Tensor) -> tf.Tensor:
+        """Actions int32 [B], counted from `Discrete.start`."""
+        return actions + self._start if self._start else actions
 
 
 def _shifted(logits: np.ndarray) -> np.ndarray:
@@ -194,6 +211,7 @@ class MultiCategoricalActions(ActionDistribution):
         self.parameters_size, self.noise_size = sum(counts), len(counts)
         self._choices = [CategoricalActions(Discrete(count)) for count in counts]
         self._ends = np.cumsum(counts)[:-1]
+        self._starts = np.array(action_spec.starts, np.int32)
 
     def __call__(self, parameters: tf.Tensor) -> MultiCategorical:
         """The distribution of logits float32 [B, sum(counts)]."""
@@ -223,6 +241,14 @@ class MultiCategoricalActions(ActionDistribution):
         """The most likely actions, int32 [B, K]."""
         pairs = zip(self._choices, np.split(parameters, self._ends, axis=1), strict=True)
         return np.stack([choice.act_greedily(logits) for choice, logits in pairs], axis=1)
+
+    def encoded(self, actions: tf.Tensor) -> tf.Tensor:
+        """One-hot vectors side by side, float32 [B, sum(counts)], of actions int32 [B, K]."""
+        return tf.concat([choice.encoded(actions[:, k]) for k, choice in enumerate(self._choices)], axis=-1)
+
+    def as_env_takes(self, actions: tf.Tensor) -> tf.Tensor:
+        """Actions int32 [B, K], counted from `MultiDiscrete.starts`."""
+        return actions + self._starts
 
 
 _MIN_STD = 0.01  # TorchRL's; an even smaller one lets PPO's ratios overflow
@@ -313,6 +339,7 @@ class TanhNormalActions(ActionDistribution):
         super().__init__(action_spec)
         size = action_spec.shape[0]
         self.parameters_size, self.noise_size, self.deviation_size = 2 * size, size, size
+        self._low, self._high = action_spec.low, action_spec.high
 
     def __call__(self, parameters: tf.Tensor) -> TanhNormal:
         """The distribution of means and deviations, float32 [B, 2 D]."""
@@ -342,6 +369,14 @@ class TanhNormalActions(ActionDistribution):
     def act_greedily(self, parameters: np.ndarray) -> np.ndarray:
         """tanh(mean), float32 [B, D]."""
         return _squash_array(parameters[:, : parameters.shape[1] // 2].astype(np.float64))
+
+    def as_env_takes(self, actions: tf.Tensor) -> tf.Tensor:
+        """Actions float32 [B, D] in [-1, 1], rescaled to [low, high]."""
+        low, high = (np.asarray(bound, np.float32) for bound in (self._low, self._high))
+        # Rounding must not exceed the float64 bounds of the env.
+        low = np.where(low < self._low, np.nextafter(low, np.float32(np.inf)), low)
+        high = np.where(high > self._high, np.nextafter(high, np.float32(-np.inf)), high)
+        return tf.clip_by_value(actions * ((high - low) / 2) + (low + high) / 2, low, high)
 
 
 def _squash(z: tf.Tensor) -> tf.Tensor:

@@ -227,26 +227,24 @@ def own_torso(name: str, spec: ArraySpec, *, precision: str, seed: int) -> keras
 def _own_inputs(spec: ArraySpec) -> tuple[Any, Any]:
     """The inputs of the model, and the argument of the function."""
     inputs, shown = [], {}
-    parts = {part.identifier: part for part in spec.parts}
+    parts = {part.identifier: part for part in spec.arrays}
     for index, shape in enumerate(spec.image_shapes):
         inputs.append(keras.Input(shape, dtype="uint8", name=f"image{index}"))
         scaled = keras.layers.Rescaling(1.0 / 255.0, dtype="float32", name=f"scale{index}")(inputs[-1])
-        names = [name for name, part in parts.items() if part.kind == IMAGE] or [""]
+        names = [name for name, part in parts.items() if part.kind == IMAGE]
         shown[names[index]] = scaled
     if spec.vector_size:
         inputs.append(keras.Input((spec.vector_size,), name="vector"))
         shown |= _of_vector(spec, inputs[-1])
     (first, *others) = shown
-    of_one = not others and (not parts or parts[first].keys == ())
+    of_one = not others and parts[first].keys == ()
     return inputs if len(inputs) > 1 else inputs[0], shown[first] if of_one else shown
 
 
 def _of_vector(spec: ArraySpec, vector: Any) -> dict[str, Any]:
-    """The arrays in a vector [B, D] by name; the whole vector under "" if the env's observation is this
-    vector.
-    """
+    """The arrays in a vector [B, D] by name; for an observation that is a vector, the vector itself."""
     if not spec.parts:
-        return {"": vector}
+        return {spec.arrays[0].identifier: vector}
     found, begin = {}, 0
     for kind in (NUMBERS, CHOICES, FLAGS):
         for part in spec.of_kind(kind):

@@ -19,14 +19,12 @@ from tfrl import networks
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import SETTINGS_FILE, Precision, to_yaml
 from tfrl.envs import facts, registry
-from tfrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
+from tfrl.networks.distributions import distribution_for
 from tfrl.ops.graph import graph, tf
 from tfrl.run import files
 from tfrl.run.checkpoint import encode
 
 if TYPE_CHECKING:
-    import keras
-
     from tfrl.config.network import Network
     from tfrl.config.run import RLSettings
     from tfrl.networks.actor_critic import ActorCritic
@@ -40,22 +38,6 @@ PREFIX = "weights/"
 def weights_of(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The weights of a checkpoint by name."""
     return {name.removeprefix(PREFIX): a for name, a in arrays.items() if name.startswith(PREFIX)}
-
-
-def assign_weights(variables: Mapping[str, keras.Variable], weights: Mapping[str, np.ndarray]) -> None:
-    """Assigns float32 arrays to the variables by name.
-
-    Raises:
-      ValueError: names or shapes differ.
-    """
-    if set(variables) != set(weights):
-        odd = sorted(set(variables) ^ set(weights))[0]
-        raise ValueError(f"the weights belong to another network: {odd} is in only one of the two")
-    for name, variable in variables.items():
-        if tuple(variable.shape) != weights[name].shape:
-            shapes = f"{weights[name].shape}, the network needs {tuple(variable.shape)}"
-            raise ValueError(f"the weights belong to another network: {name} has shape {shapes}")
-        variable.assign(weights[name])
 
 
 def export(
@@ -90,43 +72,28 @@ def export(
     network = networks.of_settings(config, precision)
     vectors = network.join(weights)
     spec, action_spec = registry.specs(config)
+    distribution = distribution_for(action_spec)
     module = tf.Module()
     module.weights = {name: tf.Variable(vectors[name], trainable=False) for name in network.acting}
-    signature = [tf.TensorSpec((None, *spec.env_shape), spec.dtype, name="observations")]
-    if spec.parts:
-        signature = [
-            tf.TensorSpec((None, *part.env_shape), part.env_dtype, name=part.identifier)
-            for part in spec.parts
-        ]
-
+    signature = [
+        tf.TensorSpec(
+            (None, *part.env_shape), part.env_dtype, name=part.identifier if spec.parts else "observations"
+        )
+        for part in spec.arrays
+    ]
     if network.memory_size:
         signature.append(tf.TensorSpec((None, network.memory_size), name="state"))
 
     def policy(*named: tf.Tensor) -> dict[str, tf.Tensor]:
-        shown, memory = named[: len(spec.parts) or 1], named[len(spec.parts) or 1 :]
+        shown, memory = named[: len(spec.arrays)], named[len(spec.arrays) :]
         observations = network.entrance.rows(shown)
         weights = {name: variable.read_value() for name, variable in module.weights.items()}
         outputs = network.exported(network.outputs(weights, observations, *memory))
-        return outputs | {"action": _as_env_takes(outputs["action"], action_spec)}
+        return outputs | {"action": distribution.as_env_takes(outputs["action"])}
 
     module.policy = graph(policy, input_signature=signature)
     with files.replacing(directory / "policy") as staged, files.tensorflow_writes():
         tf.saved_model.save(module, str(staged), signatures=module.policy)
-
-
-def _as_env_takes(actions: tf.Tensor, spec: ActionSpec) -> tf.Tensor:
-    """Converts actions of a network to the env's units: [-1, 1] to [low, high], and 0 to `start`."""
-    if isinstance(spec, MultiDiscrete):
-        return actions + np.array(spec.starts, np.int32)
-    if isinstance(spec, Discrete):
-        return actions + spec.start if spec.start else actions
-    if not isinstance(spec, Box):
-        return actions
-    low, high = (np.asarray(bound, np.float32) for bound in (spec.low, spec.high))
-    # Rounding must not exceed the float64 bounds of the env.
-    low = np.where(low < spec.low, np.nextafter(low, np.float32(np.inf)), low)
-    high = np.where(high > spec.high, np.nextafter(high, np.float32(-np.inf)), high)
-    return tf.clip_by_value(actions * ((high - low) / 2) + (low + high) / 2, low, high)
 
 
 _TORSO_PREFIX = "torso/"
