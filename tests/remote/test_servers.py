@@ -25,10 +25,10 @@ def weights(version):
 
 
 def test_a_parameter_server_gives_the_newest_weights_and_comes_back_after_a_kill(node, cluster):
-    from tfrl.remote import parameters
+    from tfrl.remote.actors import serve_weights
     from tfrl.remote.cluster import ray
 
-    server = parameters.serve()
+    server = serve_weights()
     first = server.wait_for.remote(0)  # before there are any
     ray.get(server.push.remote(0, weights(0)), timeout=WAIT)
     assert ray.get(first, timeout=WAIT).version == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfrl.algorithms import acting
 from tfrl.config import actors as actors_settings
@@ -22,7 +22,7 @@ from tfrl.envs.spec import EnvSpec
 from tfrl.experience import exploration, memory
 from tfrl.experience.collector import Collected, Collector, EnvActor, EnvStates, Versioned
 from tfrl.experience.rollout import Rollout
-from tfrl.remote import parameters
+from tfrl.ops.graph import tf
 from tfrl.remote.cluster import Cluster, RayError, end_with_parent, leave_stopping_to_driver, ray, store_bytes
 from tfrl.remote.supervised_actors import Hooks, Ready, SupervisedActor, SupervisedActors, ready
 from tfrl.workers import machine, parts
@@ -72,6 +72,40 @@ class RemoteActor:
         if states is not None:
             envs.set_state(states)
         return ready(envs.get_state(), envs.exact_state)
+
+
+class ParameterServer:
+    """Holds the newest weights for `--free-running` actors, in a process of its own on Ray.
+
+    After its death, Ray makes another one, which has no weights until the next `push`. Calls wait for that.
+    """
+
+    def __init__(self) -> None:
+        end_with_parent()
+        leave_stopping_to_driver()
+        self._newest: Versioned | None = None
+        self._pushed = asyncio.Condition()
+
+    async def push(self, version: int, weights: Mapping[str, np.ndarray]) -> None:
+        """Takes weights, float32 by name, unless it has newer ones."""
+        async with self._pushed:
+            if self._newest is None or version >= self._newest.version:
+                self._newest = Versioned(version, weights)
+            self._pushed.notify_all()
+
+    async def wait_for(self, version: int) -> Versioned:
+        """The newest weights, once they are of this version or a later one."""
+        async with self._pushed:
+            while self._newest is None or self._newest.version < version:
+                await self._pushed.wait()
+            return self._newest
+
+
+def serve_weights() -> Any:
+    """Starts a `ParameterServer` on Ray, which needs no CPU; returns its handle."""
+    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+    options["max_concurrency"] = 4096
+    return ray.remote(**options)(ParameterServer).remote()
 
 
 @dataclass
@@ -162,7 +196,7 @@ class RayCollector(SupervisedActors):
 
         self._beat, self._together = beat, together
         self._newest: Versioned | None = None
-        self._server: Any = parameters.serve() if config.free_running else None
+        self._server: Any = serve_weights() if config.free_running else None
         self._hooks = Hooks(config.actor_timeout, raise_if_stopped, tell, self._cluster, self._look)
         self._open(_RolloutActor(f"actor {i}", functools.partial(make, i), self._hooks) for i in actors)
         self.began = self.get_state()
