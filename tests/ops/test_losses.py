@@ -212,45 +212,17 @@ def test_categorical_kl_of_far_logits_is_finite():
     np.testing.assert_allclose(kl, [900.0, 0.0])
 
 
-def test_joint_auxiliary_loss_by_hand():
-    """KL of (1/2, 1/2) from (1/4, 3/4) is log 2 - log(3) / 2; half the squared error is 2."""
+def test_categorical_kl_by_hand():
+    """KL of (1/2, 1/2) from (1/4, 3/4) is log 2 - log(3) / 2."""
     old, new = np.log([[0.5, 0.5]]), np.log([[0.25, 0.75]])
-    loss, slope = values_and_gradients(
-        lambda z: losses.joint_auxiliary(np.array([3.0]), np.array([1.0]), old, z, 2.0), new
-    )
-    np.testing.assert_allclose(loss, [2 + 2 * (np.log(2) - np.log(3) / 2)], rtol=1e-12)
-    np.testing.assert_allclose(slope, [[-0.5, 0.5]], rtol=1e-12)  # 2 (q - p)
-    _, slope = values_and_gradients(
-        lambda v: losses.joint_auxiliary(v, np.float64([1.0]), old, new, 2.0), [3.0]
-    )
-    np.testing.assert_allclose(slope, [2.0])
-    old = tf.constant(old)
-    with tf.GradientTape() as tape:
-        tape.watch(old)
-        loss = losses.joint_auxiliary(np.float64([3.0]), np.float64([1.0]), old, new, 2.0)
-    assert tape.gradient(loss, old) is None
+    loss, slope = values_and_gradients(lambda z: losses.categorical_kl(old, z), new)
+    np.testing.assert_allclose(loss, [np.log(2) - np.log(3) / 2], rtol=1e-12)
+    np.testing.assert_allclose(slope, [[-0.25, 0.25]], rtol=1e-12)  # q - p
 
 
-def test_regularizers_have_gradients_only_for_augmented_observations():
-    rng = np.random.default_rng(4)
-    x, y = rng.normal(size=(2, 20, 5))
-    loss, slope = values_and_gradients(lambda z: losses.policy_regularizer(x, z), y)
-    np.testing.assert_allclose(loss, slow_kl(softmax(x), softmax(y)), rtol=1e-10)
-    np.testing.assert_allclose(slope, softmax(y) - softmax(x), rtol=1e-9, atol=1e-12)
-    value, augmented = rng.normal(size=(2, 20))
-    loss, slope = values_and_gradients(lambda v: losses.value_regularizer(value, v), augmented)
-    np.testing.assert_allclose(loss, (value - augmented) ** 2 / 2)
-    np.testing.assert_allclose(slope, augmented - value)
-    x, value = tf.constant(x), tf.constant(value)
-    with tf.GradientTape() as tape:
-        tape.watch([x, value])
-        both = losses.policy_regularizer(x, y) + losses.value_regularizer(value, augmented)
-    assert tape.gradient(both, [x, value]) == [None, None]
-
-
-def test_the_policy_regularizer_is_what_the_sampled_one_estimates():
+def test_the_kl_is_what_the_regularizer_of_a_sampled_action_estimates():
     """The authors' -log pi(a|f(o)), a ~ pi(.|o), less the entropy of pi(.|o), which has no gradient here."""
     x, y = np.random.default_rng(5).normal(size=(2, 20, 5))
     p, q = softmax(x), softmax(y)
     sampled = -(p * np.log(q)).sum(-1) + (p * np.log(p)).sum(-1)
-    np.testing.assert_allclose(losses.policy_regularizer(x, y), sampled, rtol=1e-10)
+    np.testing.assert_allclose(losses.categorical_kl(x, y), sampled, rtol=1e-10)

@@ -95,7 +95,7 @@ class DDPGAgent(ReplayAgent):
         return self.td_losses(taken, target, rows)
 
     def _actor_loss(self, weights: Weights, rows: Rows) -> Losses:
+        """-Q(o, mu(o)) of the first critic. Its gradient is the deterministic policy gradient (eq. 6)."""
         observations = rows["observation"]
         q = self.network.qs(weights, "", observations, self.actions(weights, "", observations))[0]
-        loss = q_learning.deterministic_actor_loss(q)
-        return Losses(loss, {"actor_loss": loss})
+        return Losses(-q, {"actor_loss": -q})

@@ -1,12 +1,14 @@
 """Data-regularised actor-critic (Raileanu et al. 2021, arXiv:2006.12862): PPO on two views of a frame.
 
-    L = L_PPO + alpha_r (G_pi + G_V)
+    L = L_PPO + alpha_r (G_pi + G_V)                                            eq. 6
+    G_pi = KL(pi(.|o), pi(.|f(o))),   G_V = 1/2 (V(o) - V(f(o)))^2              eq. 4, 5
 
-G_pi and G_V pull the policy and the value for an augmented observation to those for the true observation
-(`tfrl.ops.losses`). Each pass augments each sample anew, with a seed of (run's seed, update, env, time step,
-pass), so the augmentation does not depend on the topology or the order. With `--augment ucb` a bandit chooses
-one augmentation before every update (UCB-DrAC). Its reward is the mean value target of the first rollout that
-was collected after the choice; with `--lag`, this rollout comes some updates later.
+G_pi and G_V pull the policy and the value for an augmented observation f(o) to those for the true
+observation o, which are constants here. The authors' code estimates G_pi by one sampled action; here it is
+exact. Each pass augments each sample anew, with a seed of (run's seed, update, env, time step, pass), so the
+augmentation does not depend on the topology or the order. With `--augment ucb` a bandit chooses one
+augmentation before every update (UCB-DrAC). Its reward is the mean value target of the first rollout that was
+collected after the choice; with `--lag`, this rollout comes some updates later.
 """
 
 from __future__ import annotations
@@ -197,8 +199,8 @@ class DrACAgent(PPOAgent):
         logits, values, *_ = self.network.outputs(weights, samples.observations, samples.memory)
         loss, metrics, ratio = self._losses_of(samples, logits, values)
         augmented_logits, augmented_values, *_ = self.network.outputs(weights, augmented, samples.memory)
-        of_policy = losses.policy_regularizer(logits, augmented_logits)
-        of_value = losses.value_regularizer(values, augmented_values)
+        of_policy = losses.categorical_kl(tf.stop_gradient(logits), augmented_logits)
+        of_value = losses.value_error(augmented_values, tf.stop_gradient(values))
         loss += self._config.augment_coef * (of_policy + of_value)
         return loss, [*metrics, of_policy, of_value], ratio
 

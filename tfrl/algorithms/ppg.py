@@ -292,14 +292,10 @@ class PPGAgent(PPOAgent):
             memory, rows = [self._sequences_of(remembered)], tuple(samples)
         observations, targets, old_logits = rows
         logits, values, auxiliary, *_ = self.network.with_auxiliary(weights, observations, *memory)
-        joint = losses.joint_auxiliary(auxiliary, targets, old_logits, logits, self._config.beta_clone)
-        of_critic = losses.value_error(values, targets)
-        metrics = (
-            losses.value_error(auxiliary, targets),
-            losses.categorical_kl(old_logits, logits),
-            of_critic,
-        )
-        return Losses(joint + of_critic, dict(zip(AUXILIARY[:3], metrics, strict=True)))
+        of_auxiliary, of_critic = (losses.value_error(v, targets) for v in (auxiliary, values))
+        kl = losses.categorical_kl(old_logits, logits)
+        loss = of_auxiliary + self._config.beta_clone * kl + of_critic
+        return Losses(loss, dict(zip(AUXILIARY[:3], (of_auxiliary, kl, of_critic), strict=True)))
 
 
 def _by_time(x: tf.Tensor) -> tf.Tensor:

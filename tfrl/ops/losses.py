@@ -56,7 +56,7 @@ def value_error(value: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
 
 
 def huber_value_error(value: tf.Tensor, target: tf.Tensor, delta: float = 1.0) -> tf.Tensor:
-    """The Huber loss of e = V - R: half the square, and linear from |e| = delta on, with slope delta.
+    """The Huber loss of e = V - R: half the square up to |e| = delta, and linear with slope delta beyond it.
 
         L = 1/2 e^2 if |e| <= delta, else delta (|e| - 1/2 delta)
 
@@ -86,11 +86,11 @@ def clipped_value_error(
     clip_ratio: float,
     error: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = value_error,
 ) -> tf.Tensor:
-    """The larger of the plain error and that of a value kept within `clip_ratio` of the old one.
+    """The larger of the error of the value and the error of the value clipped to `clip_ratio` of the old one.
 
         L = max(error(V, R), error(V_old + clip(V - V_old, -eps, eps), R))
 
-    As in OpenAI Baselines' ppo2, which the published procgen results were made with.
+    This is the loss of OpenAI Baselines' ppo2, which made the published procgen results.
 
     Args:
       value: float [B], V of the weights being trained.
@@ -118,7 +118,7 @@ def approx_kl(log_ratio: tf.Tensor) -> tf.Tensor:
 def categorical_kl(logits_p: tf.Tensor, logits_q: tf.Tensor) -> tf.Tensor:
     """KL(p, q) = sum_a p(a) (log p(a) - log q(a)) of two categorical distributions, in nats.
 
-    In float64 inside: vectorised exponentials round a number by its place in the batch.
+    It is computed in float64, because vectorised exponentials round a number by its place in the batch.
 
     Args:
       logits_p: float [B, A].
@@ -132,59 +132,3 @@ def categorical_kl(logits_p: tf.Tensor, logits_q: tf.Tensor) -> tf.Tensor:
     logits_q.shape.assert_is_compatible_with(logits_p.shape)
     log_p, log_q = (tf.nn.log_softmax(tf.cast(x, tf.float64)) for x in (logits_p, logits_q))
     return tf.cast(tf.reduce_sum(tf.exp(log_p) * (log_p - log_q), axis=-1), logits_q.dtype)
-
-
-def joint_auxiliary(
-    auxiliary_value: tf.Tensor, target: tf.Tensor, old_logits: tf.Tensor, logits: tf.Tensor, beta_clone: float
-) -> tf.Tensor:
-    """PPG's auxiliary phase for the policy network (Cobbe et al. 2021, arXiv:2009.04416, section 2).
-
-        L = 1/2 (V_aux - R)^2 + beta_clone KL(pi_old, pi)
-
-    The value is distilled into the policy's network, and the policy stays close to the old one.
-    The loss of the true value network in this phase is `value_error`.
-
-    Args:
-      auxiliary_value: float [B], of the policy network's own value head.
-      target: float [B], R, the targets of the policy phase.
-      old_logits: float [B, A], of the policy when the auxiliary phase began; constants here.
-      logits: float [B, A].
-      beta_clone: weight of the distillation.
-
-    Returns:
-      float [B].
-    """
-    return value_error(auxiliary_value, target) + beta_clone * categorical_kl(
-        tf.stop_gradient(old_logits), logits
-    )
-
-
-def policy_regularizer(logits: tf.Tensor, augmented_logits: tf.Tensor) -> tf.Tensor:
-    """DrAC's G_pi = KL(pi(.|o), pi(.|f(o))) (Raileanu et al. 2021, arXiv:2006.12862, eq. 4).
-
-    The policy for the augmented observation f(o) moves to that for the true one, as in the authors' code,
-    which estimates this by one sampled action; here it is exact.
-
-    Args:
-      logits: float [B, A], for o; constants here.
-      augmented_logits: float [B, A], for f(o).
-
-    Returns:
-      float [B].
-    """
-    return categorical_kl(tf.stop_gradient(logits), augmented_logits)
-
-
-def value_regularizer(value: tf.Tensor, augmented_value: tf.Tensor) -> tf.Tensor:
-    """DrAC's G_V = 1/2 (V(o) - V(f(o)))^2 (Raileanu et al. 2021, arXiv:2006.12862, eq. 5).
-
-    The half is that of the authors' code. DrAC's loss is PPO's + alpha_r (G_pi + G_V) (eq. 6), alpha_r 0.1.
-
-    Args:
-      value: float [B], V(o), a constant here.
-      augmented_value: float [B], V(f(o)).
-
-    Returns:
-      float [B].
-    """
-    return value_error(augmented_value, tf.stop_gradient(value))

@@ -1,9 +1,9 @@
 """Learning from replay: targets, losses and target networks, for DQN, DDPG, TD3 and SAC.
 
-A transition (o, a, r, d, o') has the reward r and the discount d of what follows: gamma^n after n steps,
-0 if the episode terminated. Where it was cut off, d is not 0, and o' is its own final observation. `n_step`
-makes r and d. Everything else is per sample: the caller sums losses and divides by the global batch. No
-gradient flows through a target. Several critics are stacked in the first dimension: [N, B].
+A transition (o, a, r, d, o') has the reward r and the discount d of later rewards: gamma^n after n steps, 0
+if the episode terminated. If the episode was truncated, d is not 0, and o' is its final observation. `n_step`
+makes r and d. All other functions are per sample: the caller sums losses and divides by the size of the
+global batch. No gradient flows through a target. Several critics are stacked in the first dimension: [N, B].
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ def n_step(
 
         r = r_0 + gamma r_1 + ... + gamma^(m-1) r_{m-1},   d = gamma^m, or 0 if the episode terminated
 
-    m is n, or fewer where the episode ends before. To bootstrap from: the observation m steps on, which is
-    the final observation where the episode was truncated.
+    m is n, or fewer if the episode ends before. The bootstrap value is that of the observation after m steps,
+    or of the final observation if the episode was truncated.
 
     Args:
       rewards: float [..., n], of the actions a_0 ... a_{n-1}.
       first: bool [..., n]: the observation after that action begins a new episode.
-      truncated: bool [..., n]: the episode was cut off after that action, not terminated; implies `first`.
+      truncated: bool [..., n]: the episode was truncated after that action, and did not terminate; implies
+        `first`.
       gamma: discount per step.
 
     Returns:
@@ -183,7 +184,7 @@ def td_loss(
       target: float [B], y.
       weight: float [B], the importance-sampling weights of prioritised replay (Schaul et al. 2016,
         arXiv:1511.05952, section 3.4), or 1.
-      huber_delta: from which error on the loss is linear; None for half the square.
+      huber_delta: the loss is linear for larger errors; None: half the square.
 
     Returns:
       float [B].
@@ -197,15 +198,6 @@ def td_loss(
 
 
 # Actors
-
-
-def deterministic_actor_loss(q: tf.Tensor) -> tf.Tensor:
-    """-Q(o, mu(o)), float [B]; TD3 takes its first critic's Q.
-
-    Its gradient in the actor's weights is the deterministic policy gradient (Lillicrap et al. 2016,
-    arXiv:1509.02971, eq. 6).
-    """
-    return -q
 
 
 def soft_actor_loss(qs: tf.Tensor, log_prob: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
@@ -239,13 +231,13 @@ def discrete_soft_actor_loss(qs: tf.Tensor, log_probs: tf.Tensor, alpha: tf.Tens
 
 
 def temperature_loss(log_alpha: tf.Tensor, entropy: tf.Tensor, target_entropy: float) -> tf.Tensor:
-    """alpha (H - H_target), which lowers the temperature while the policy is more random than it has to be.
+    """alpha (H - H_target), which lowers the temperature while the entropy is above its target.
 
     Haarnoja et al. 2018, arXiv:1812.05905, eq. 18, with H = -log pi(a|o) of a sample; Christodoulou 2019,
     arXiv:1910.07207, eq. 11, with H = -sum_a pi(a|o) log pi(a|o).
 
     Args:
-      log_alpha: float [], the learned logarithm of the temperature, which itself stays positive.
+      log_alpha: float [], the learned logarithm of the temperature, so that the temperature stays positive.
       entropy: float [B], H in nats, a constant here.
       target_entropy: in nats; in the papers -D for D continuous actions, and 0.98 log A for A discrete
         actions.
@@ -267,11 +259,11 @@ def categorical_entropy(log_probs: tf.Tensor) -> tf.Tensor:
 def polyak(target: tf.Tensor, source: tf.Tensor, tau: float) -> tf.Tensor:
     """(1 - tau) * target + tau * source (Lillicrap et al. 2016, arXiv:1509.02971, algorithm 1).
 
-    With tau = 1 it is the source, bit for bit: the copy that DQN makes every few steps.
+    With tau = 1 it is the source, bit for bit: DQN's copy every few steps.
     """
     return (1.0 - tau) * target + tau * source
 
 
 def _probabilities(log_probs: tf.Tensor) -> tf.Tensor:
-    """exp(log_probs), by way of float64: vectorised exponentials round a number by its place in the batch."""
+    """exp(log_probs), computed in float64: vectorised exponentials round by position in the batch."""
     return tf.cast(tf.exp(tf.cast(log_probs, tf.float64)), log_probs.dtype)
