@@ -8,7 +8,7 @@ from refusals import refusal
 
 from resnet.supervised import config as supervised
 from tfrl import config as settings
-from tfrl.algorithms.ppo import PRESETS, READER, Config, parse
+from tfrl.algorithms.ppo import PRESETS, READER, parse
 from tfrl.cli.settings import to_yaml
 
 PIXELS = "made_envs:made/Pixels-v0"  # shows images of 8 x 6
@@ -219,10 +219,9 @@ print(*sys.modules)
     assert not {"tensorflow", "keras", "procgen"} & {*done.stdout.split()}
 
 
-def test_anneal_lr_is_the_linear_schedule_also_without_a_command_line(tmp_path):
-    made = Config(env="coinrun", anneal_lr=True).complete()
-    assert made.lr_schedule == "linear"
+def test_anneal_lr_is_the_linear_schedule_also_in_a_file(tmp_path):
     (tmp_path / "both.yaml").write_text("anneal_lr: true\n")
+    assert ppo(f"--env coinrun --config {tmp_path}/both.yaml").lr_schedule == "linear"
     for flags in ("--config {0} --lr-schedule cosine", "--lr-schedule cosine --config {0}"):
         words = flags.format(tmp_path / "both.yaml").split()
         assert "--anneal-lr means --lr-schedule linear" in refusal(ppo, " ".join(words))

@@ -6,7 +6,6 @@ summed over all replicas. The sum is then clipped. So N replicas or workers take
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,8 +29,6 @@ from tfrl.workers.data_parallel import GradientStep, Losses, Weights, sum_replic
 from tfrl.workers.strategy import Runtime
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from tfrl.networks.memory import Sequences
 
 # For Gymnasium's envs: short rollouts, and a small network each for policy and value.
@@ -261,12 +258,10 @@ class Config(PPO, RolloutSettings):
 
     @classmethod
     def derive(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings that follow from the given ones and replace those of the preset. Raises UserError."""
+        """Settings that follow from the given ones and replace those of the preset."""
         found: dict[str, Any] = {}
         if "anneal_lr" in given:
-            found["lr_schedule"] = asked = "linear" if given["anneal_lr"] else "constant"
-            if given["anneal_lr"]:
-                _check_annealing(given.get("lr_schedule", asked))
+            found["lr_schedule"] = "linear" if given["anneal_lr"] else "constant"
         if "num_minibatches" in given:
             found["minibatch_size"] = 0
         if given.get("critic_lr") is not None:
@@ -275,16 +270,14 @@ class Config(PPO, RolloutSettings):
             found["normalize_random_steps"] = 0
         return found
 
-    def complete(self) -> Self:
-        """The settings with all derived values, such as the schedule of --anneal-lr."""
-        linear = self.anneal_lr and self.lr_schedule == "constant"
-        return super(Config, dataclasses.replace(self, lr_schedule="linear") if linear else self).complete()
-
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
         super().check()
-        if self.anneal_lr and self.lr_schedule != "constant":  # `complete` makes it linear
-            _check_annealing(self.lr_schedule)
+        if self.anneal_lr and self.lr_schedule != "linear":
+            raise UserError(
+                f"--anneal-lr means --lr-schedule linear, but --lr-schedule is {self.lr_schedule}; give "
+                "one of the two."
+            )
         if self.critic_lr is not None and self.share_torso:
             raise UserError(
                 f"--critic-lr {self.critic_lr} needs --no-share-torso: a shared torso uses only --lr."
@@ -311,14 +304,6 @@ class Config(PPO, RolloutSettings):
             )
         # A failure with one worker is a failure with more workers, whose shares are fractions of its share.
         self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))
-
-
-def _check_annealing(schedule: str) -> None:
-    """Raises UserError if the schedule that is given beside --anneal-lr is not linear."""
-    if schedule != "linear":
-        raise UserError(
-            f"--anneal-lr means --lr-schedule linear, but --lr-schedule is {schedule}; give one of the two."
-        )
 
 
 READER = Reader(
@@ -478,7 +463,7 @@ class PPOAgent(ActorCriticAgent):
         fields += self._extra_inputs(rollout, number)
         if rollout.memory is not None:
             fields += [rollout.started_memory[:, :-1], rollout.keeps[:, :-1]]
-        kept = tuple(per_replica(x) for x in fields)
+        arrays = tuple(per_replica(x) for x in fields)
         rows = per_replica(self._minibatches(number))
         totals = Totals(self.means)
         for epoch in range(config.epochs):
@@ -491,7 +476,7 @@ class PPOAgent(ActorCriticAgent):
                 memory = None if rollout.memory is None else rollout.started_memory
                 values = self.values(rollout.observations, observations.shape[3:], memory)
                 estimated = self._estimates(rollout, values, rows)
-            self._epoch(epoch, (kept, *estimated[:-1], rows, tf.constant(scale)), totals, on_step)
+            self._epoch(epoch, (arrays, *estimated[:-1], rows, tf.constant(scale)), totals, on_step)
             if totals.ended:
                 break
         return totals.metrics() | {"train/learning_rate": config.lr * scale}
@@ -658,9 +643,7 @@ class PPOAgent(ActorCriticAgent):
 
     def _train_step(
         self,
-        kept: Sequence[
-            tf.Tensor
-        ],  # [T, B, ...]: observations, actions, log-probabilities, values, extra inputs
+        arrays: Sequence[tf.Tensor],  # [T, B, ...]: those of `update`
         advantages: tf.Tensor,  # [T * B], like the next
         targets: tf.Tensor,
         moments: tf.Tensor,  # [E * M, 2]
@@ -673,8 +656,8 @@ class PPOAgent(ActorCriticAgent):
 
         `end` comes from every replica, float32 [replicas].
         """
-        kept = [_flat(x) for x in kept]
-        data = [*kept[:4], advantages, targets, *kept[4:]]
+        arrays = [_flat(x) for x in arrays]
+        data = [*arrays[:4], advantages, targets, *arrays[4:]]
         shared = (data, moments[index], index)
         if self.network.state_size:
             rows = tf.reshape(steps, (self.gradient_steps_per_update, -1))
