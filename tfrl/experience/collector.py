@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -64,25 +65,19 @@ class EnvStates(NamedTuple):
     first: np.ndarray
 
 
+@dataclass
 class _Group:
     """Envs that step together: the same slice of the envs of every replica."""
 
-    def __init__(
-        self,
-        env: VecEnv,
-        columns: slice,
-        replicas: int,
-        correlated: CorrelatedNoise | None,
-        memory: Memory | None,
-    ) -> None:
-        self.env = env
-        self.correlated = correlated
-        self.memory = memory
-        self.first = np.ones(env.num_envs, bool)  # `first` flags [R * B] of the last observations
-        self.columns = columns
-        self.replicas = replicas
-        self.acted: list[tuple[np.ndarray, dict[str, np.ndarray]]] = []  # of the present rollout
-        self.outcomes: list[tuple[np.ndarray, ...]] = []  # of these: reward, first, truncated
+    env: VecEnv
+    indices: list[int]  # global
+    columns: slice
+    replicas: int
+    correlated: CorrelatedNoise | None
+    memory: Memory | None
+    first: np.ndarray = field(init=False)  # `first` flags [R * B] of the last observations
+    acted: list[tuple[np.ndarray, dict[str, np.ndarray]]] = field(init=False)  # of the present rollout
+    outcomes: list[tuple[np.ndarray, ...]] = field(init=False)  # of these: reward, first, truncated
 
     def by_replica(self, array: np.ndarray) -> np.ndarray:
         """Reshapes [R * B, ...] to [R, B, ...]."""
@@ -144,7 +139,6 @@ class Collector:
         memory: Callable[[int], Memory | None] = lambda envs: None,
     ) -> None:
         self.indices = list(indices)
-        self._replicas = replicas
         each = len(self.indices) // replicas
         # Two groups: one steps while the policy computes the actions of the other. Each group needs two envs,
         # because GPUs round a batch of one differently.
@@ -155,9 +149,9 @@ class Collector:
         self._groups = []
         for half in range(halves):
             columns = slice(half * width, (half + 1) * width)
-            env = registry.make(spec, by_replica[:, columns].reshape(-1).tolist())
-            envs = replicas * width
-            self._groups.append(_Group(env, columns, replicas, correlated(envs), memory(envs)))
+            mine, envs = by_replica[:, columns].reshape(-1).tolist(), replicas * width
+            env = registry.make(spec, mine)
+            self._groups.append(_Group(env, mine, columns, replicas, correlated(envs), memory(envs)))
         first_env = self._groups[0].env
         self.observation_spec, self.action_spec = first_env.observation_spec, first_env.action_spec
         self._rollouts: deque[Rollout] = deque()
@@ -245,11 +239,11 @@ class Collector:
 
     def get_state(self) -> EnvStates:
         """The present state of the envs."""
-        indices, states, observations, firsts = [], [], [], []
-        by_replica = np.asarray(self.indices).reshape(self._replicas, -1)
+        indices: list[int] = []
+        states, observations, firsts = [], [], []
         for group in self._groups:
             step = group.env.observe()
-            indices += by_replica[:, group.columns].reshape(-1).tolist()
+            indices += group.indices
             states += group.get_state()
             observations.append(step.observation)
             firsts.append(step.first)
@@ -257,10 +251,8 @@ class Collector:
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
         """Continues from states by global env index; it may hold more envs than this worker's."""
-        by_replica = np.asarray(self.indices).reshape(self._replicas, -1)
         for group in self._groups:
-            wanted = by_replica[:, group.columns].reshape(-1).tolist()
-            group.set_state([states[i] for i in wanted])
+            group.set_state([states[i] for i in group.indices])
 
     def close(self) -> None:
         """Stops the envs' threads."""
