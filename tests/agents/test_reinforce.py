@@ -9,7 +9,7 @@ from tfrl.envs.registry import make
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.collector import Observer
 from tfrl.experience.normalize import EpisodeStatistics
-from tfrl.experience.rollout import Episodes, normalized
+from tfrl.experience.rollout import EpisodeBatch, normalized
 from tfrl.workers import strategy
 
 T, N = 7, 3
@@ -29,7 +29,7 @@ def made_episodes(agent, generator):
     acted = [agent.act(observations[t], noise[t]) for t in range(T)]
     rewards = np.where(playing, generator.normal(size=(T, N)), 0).astype(np.float32)
     actions, log_probs = (np.stack(x) for x in zip(*acted, strict=True))
-    return Episodes(observations, actions, noise, log_probs, rewards, playing, np.ones(N, bool))
+    return EpisodeBatch(observations, actions, noise, log_probs, rewards, playing, np.ones(N, bool))
 
 
 def slow_loss(vector, episodes, config):

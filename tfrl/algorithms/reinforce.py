@@ -17,7 +17,7 @@ from tfrl.cli.words import multiples_near
 from tfrl.config.network import Torso
 from tfrl.config.run import ENVS, Hardware, Learning, RLSettings, Run, Task
 from tfrl.envs import registry
-from tfrl.experience.rollout import Episodes, normalized
+from tfrl.experience.rollout import EpisodeBatch, normalized
 from tfrl.ops import losses, optimizers
 from tfrl.ops.graph import graph, tf
 from tfrl.workers.data_parallel import DataParallel, GradientStep, Losses, Weights
@@ -238,7 +238,7 @@ class ReinforceAgent(Agent):
     # Learning
 
     def update(
-        self, episodes: Episodes, on_part: Callable[[float], None] = lambda share: None
+        self, episodes: EpisodeBatch, on_part: Callable[[float], None] = lambda share: None
     ) -> dict[str, float]:
         """Takes one gradient step from the episodes of all envs; `on_part` gets the finished share.
 

@@ -143,7 +143,7 @@ def too_large(spec: ArraySpec, num_envs: int, num_steps: int, workers: int) -> U
 
 
 @dataclass(frozen=True)
-class Episodes:
+class EpisodeBatch:
     """T steps of N envs; `playing` marks the steps that each env has taken.
 
     Attributes:

@@ -12,7 +12,7 @@ from tfrl import remote
 from tfrl.algorithms.reinforce import Config, ReinforceAgent
 from tfrl.cli.errors import TrainingError
 from tfrl.experience.collector import Observer, Seen
-from tfrl.experience.rollout import Episodes
+from tfrl.experience.rollout import EpisodeBatch
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.loop import Update
@@ -109,7 +109,7 @@ class EpisodicLearner(EnvLearner):
         }
         return Update(metrics)
 
-    def play(self) -> Episodes:
+    def play(self) -> EpisodeBatch:
         """Plays an episode in every env, at most --max-steps of it, and shows the progress."""
         config, session = self._config, self._session
         session.phase("collecting")
@@ -133,7 +133,7 @@ class EpisodicLearner(EnvLearner):
         shown, actions, noise, log_probs, rewards, played = (
             np.stack(arrays) for arrays in zip(*steps, strict=True)
         )
-        return Episodes(shown, actions, noise, log_probs, rewards, played, ended)
+        return EpisodeBatch(shown, actions, noise, log_probs, rewards, played, ended)
 
     def _noise(self) -> Iterator[np.ndarray]:
         """The random numbers of each step of an update, float32 [N, K], for up to --max-steps steps."""
