@@ -1,7 +1,7 @@
 """The model zoo: images [B, H, W, C] or vectors [B, D] become features [B, D], by name.
 
-`python -m resnet` lists it. This module holds the names alone and imports TensorFlow only when a model is
-built, so that a command can refuse a misspelt name at once.
+`python -m resnet` lists it. This module has the names. It imports TensorFlow only when a model is built, so
+that commands can refuse a misspelt name at once.
 """
 
 from __future__ import annotations
@@ -95,7 +95,6 @@ def build(
     *,
     dtype: str = "float32",
     seed: int = 0,
-    input_dtype: str = "",
     standardize: bool = False,
     **options: Any,
 ) -> keras.Model:
@@ -103,13 +102,11 @@ def build(
 
     Args:
         name: one of `names()`, or resnetD of a depth D = 6n + 2.
-        input_shape: (H, W, C) for images, (D,) for vectors.
-        dtype: the Keras policy of every layer, float32 or mixed_bfloat16 (mixed_float16 is refused: its loss
-            scaling watches one replica alone). Variables and features are float32 in both.
-        seed: decides the initial weights, together with each layer's name: equal in every process, whatever
-            was built before.
-        input_dtype: uint8 (default for images; scaled to [0, 1] inside) or float32 (default for vectors; as
-            it is).
+        input_shape: (H, W, C) for images, which are uint8 and are scaled to [0, 1] inside; (D,) for vectors,
+            float32.
+        dtype: the Keras policy of every layer, float32 or mixed_bfloat16. Variables and features are float32
+            in both. mixed_float16 is refused, because its loss scaling watches only one replica.
+        seed: decides the initial weights together with each layer's name, equally in every process.
         standardize: shift and scale each image to mean 0 and variance 1 over all its pixels and channels, as
             `tf.image.per_image_standardization` does.
         options: the network's own, described by its function in resnet/networks.py.
@@ -124,17 +121,15 @@ def build(
 
     known = entry(name)
     has_images = len(known.input_shape) == 3
-    input_dtype = input_dtype or ("uint8" if has_images else "float32")
     check_choice("dtype", dtype, ("float32", "mixed_bfloat16"))
-    check_choice("input_dtype", input_dtype, ("uint8", "float32"))
     if len(input_shape) != len(known.input_shape) or any(size is None or size < 1 for size in input_shape):
         wanted = "images, (height, width, channels)" if has_images else "vectors, (size,)"
         raise ValueError(f"{name} takes {wanted}, not inputs of shape {tuple(input_shape)}.")
 
-    x = inputs = keras.Input(tuple(input_shape), dtype=input_dtype, name="inputs")
+    dtype_of_inputs = "uint8" if has_images else "float32"
+    x = inputs = keras.Input(tuple(input_shape), dtype=dtype_of_inputs, name="inputs")
     if has_images:
         check_size(name, *input_shape[:2])
-    if input_dtype == "uint8":
         # In float32 where the mean is subtracted next: bfloat16 would round the pixels before.
         x = keras.layers.Rescaling(1.0 / 255.0, dtype="float32" if standardize else dtype, name="scale")(x)
     if standardize:
@@ -184,7 +179,7 @@ def classifier(
 
 
 def ppo_options(name: str) -> dict[str, Any]:
-    """The options that PPO builds `name` with unless told otherwise; needs no TensorFlow."""
+    """The options of `name` that are PPO's defaults; needs no TensorFlow."""
     return {"normalization": "group"} if entry(name).normalization else {}
 
 
