@@ -41,8 +41,8 @@ def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable[..., An
 def _have_biases_learn(layer: Any, product: Callable[[tf.Tensor], tf.Tensor]) -> None:
     """Lets a layer, which computes product(inputs) + bias, add its biases by `add_bias`.
 
-    A class of our own would be in saved models, which must load without this package. So copies (clone_model,
-    load_model) have Keras's gradients; nothing here trains one. float32 stays as Keras computes it.
+    Saved models must load without this package, so the layer keeps Keras's class. Its copies (clone_model,
+    load_model) therefore have Keras's gradients; nothing here trains a copy. float32 does not change.
     """
 
     def call(inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
@@ -56,7 +56,7 @@ def _have_biases_learn(layer: Any, product: Callable[[tf.Tensor], tf.Tensor]) ->
 class Layers:
     """Makes layers with one dtype policy, each with a given name and a seed that follows from the name.
 
-    Explicit names keep variable paths, and so checkpoints, independent of earlier models: Keras would number
+    With explicit names, variable paths and checkpoints do not depend on earlier models; Keras would number
     the layers. Explicit seeds give all replicas and workers the same weights without communication.
     """
 
@@ -102,7 +102,7 @@ class Layers:
         """A dense layer [B, D] -> [B, units], as a 1 x 1 convolution; `settings` as in keras.layers.Conv2D.
 
         A matrix product orders its sums by the batch size, so the last bits of a row depend on the number of
-        rows. A convolution treats each image alone, so an image has the same features on any number of
+        rows. A convolution computes each image separately, so an image has the same features on any number of
         replicas. This costs about 1 % of IMPALA's time.
         """
         x = keras.layers.Reshape((1, 1, x.shape[-1]), dtype=self.dtype, name=f"{name}_in")(x)

@@ -1,4 +1,4 @@
-"""The networks: IMPALA's residual CNN, DQN's from Nature, a small CNN, the pixels, the MLP, and ResNets."""
+"""The networks: IMPALA's residual CNN, DQN's CNN, a small CNN, the pixels, the MLP, and ResNets."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def cookbook(images: KerasTensor, layers: Layers) -> KerasTensor:
 
 
 def linear(images: KerasTensor, layers: Layers) -> KerasTensor:
-    """Images [B, H, W, C] in [0, 1] -> features [B, H * W * C], the pixels: what any network has to beat."""
+    """Images [B, H, W, C] in [0, 1] -> features [B, H * W * C], the pixels: a baseline for all networks."""
     return layers.flatten(images, "head_flatten")
 
 
@@ -103,8 +103,8 @@ def mlp(
     Options:
         hidden: units of each layer.
         activation: any of Keras's, by name: one for all layers, or one for each.
-        row_by_row: layers that compute a row alike in any company (`Layers.dense`), and no matrix products,
-            which do only where all have one number of rows: for an mlp behind networks of images.
+        row_by_row: uses `Layers.dense` and no matrix products, so that a row does not depend on the number of
+            rows; for an mlp behind image networks.
 
     Raises ValueError for no layers, a layer without units, or another number of activations.
     """
@@ -130,8 +130,8 @@ class Blocks:
     (Zhang et al. 2019, arXiv:1901.09321), without its scalar multipliers: starting near the identity is what
     counts (SkipInit, De and Smith 2020, arXiv:2002.10444).
 
-    A strided convolution is padded by the same amount on both sides, as in the paper: TensorFlow's "same"
-    would pad even sizes on the right only, and shift the branch against its shortcut by a pixel.
+    A strided convolution is padded equally on both sides, as in the paper. TensorFlow's "same" would pad even
+    sizes only on the right, and shift the branch against its shortcut by a pixel.
 
     Attributes:
         layers: makes the layers.
@@ -163,7 +163,7 @@ class Blocks:
         initializer: Initializer = he_normal,
         last: bool = False,
     ) -> KerasTensor:
-        """A convolution and its normalization, or its bias; `last` says that it ends a residual branch."""
+        """A convolution and its normalization, or its bias; `last`: it ends a residual branch."""
         dtype, margin = self.layers.dtype, (size - 1) // 2
         padded = strides > 1 and margin > 0
         if padded:

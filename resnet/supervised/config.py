@@ -144,7 +144,7 @@ class Config(Run, Learning, Task, settings.Settings):
 
     @property
     def steps_per_update(self) -> int:
-        """The same."""
+        """Images of one update, which is one gradient step."""
         return self.batch_size
 
     @property

@@ -95,10 +95,10 @@ def prepare(name: str, say: Callable[[str], None] | None = None) -> None:
 
 @functools.cache
 def _fail_quickly() -> None:
-    """Has tfds give up within seconds if a host does not answer.
+    """Makes tfds give up within seconds if a host does not answer.
 
-    tfds sets no time-outs, and tries ten times again. `_open_url` and `MAX_RETRIES` are its own names; a test
-    guards them.
+    tfds sets no time-outs, and tries ten times. `_open_url` and `MAX_RETRIES` are private names of tfds; a
+    test checks that they exist.
     """
     from tensorflow_datasets.core.download import downloader
 
@@ -143,7 +143,7 @@ def load_on_all(name: str, image_size: int, runtime: Runtime, say: Callable[[str
             failure = error
     if not runtime.all_agree(failure is None):
         raise failure or UserError(f"the chief could not prepare {name}; its output says why")
-    prepare(name)  # where there is no such folder, each worker makes its own
+    prepare(name)  # without a shared folder, each worker prepares its own
     dataset = load(name, image_size)
     labels = zlib.crc32(dataset.test.labels.data, zlib.crc32(dataset.train.labels.data))
     if np.ptp(runtime.gather_envs(np.array([labels]))):
@@ -217,9 +217,9 @@ def _quiet() -> contextlib.AbstractContextManager:
 
 @dataclass(frozen=True)
 class Pass:
-    """One look at every image of a split of N.
+    """One pass over all N images of a split.
 
-    order: the images, int64 [N]; shifts int64 [N, 2] and flips bool [N]: their augmentation, by image.
+    order: the images, int64 [N]; shifts int64 [N, 2] and flips bool [N]: the augmentation of each image.
     """
 
     order: np.ndarray
@@ -282,7 +282,7 @@ class Share:
         Every image of a pass has weight 1 in exactly one place of one worker. A pass's last batch is filled
         up from its beginning, so that batch normalization gets whole batches.
 
-        The images and their augmentation are decided here, in order. Threads of tf.data then make the next
+        The order of the images and their augmentation are decided here. Threads of tf.data make the next
         batches while the caller works.
         """
         passes = iter(passes)

@@ -97,9 +97,9 @@ def rotate(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
 def random_convolution(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """A 3 x 3 convolution with random weights for each image (Lee et al. 2020, arXiv:1910.05396).
 
-    Weights are normal, pixels beyond the edges 0, and the result is stretched so that its least number
-    becomes 0 and its greatest 255. The papers do not stretch; their networks see numbers
-    far below 0 and above 255, which uint8 cannot hold. So the variance of the weights does not matter here.
+    The weights are normal, and pixels beyond the edges are 0. The result is stretched so that its smallest
+    number becomes 0 and its largest 255, because uint8 cannot hold others; the papers do not stretch. So the
+    variance of the weights does not matter here.
     """
     height, width, channels = _check(images)
     weights = normals(seeds, 9 * channels * channels)
@@ -116,9 +116,10 @@ def random_convolution(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
 
 @_compiled
 def color_jitter(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-    """Brightness, contrast and saturation times 0.6 to 1.4 each, and hue turned by up to 0.35 of a circle.
+    """Multiplies brightness, contrast and saturation by 0.6 to 1.4 each, and turns the hue by up to 0.35 of a
+    circle.
 
-    Contrast comes before or after the other three, by the toss of a coin.
+    A random number decides whether the contrast changes before or after the other three.
     """
     _check(images, colors=True)
     numbers = uniforms(seeds, 5)
@@ -165,7 +166,7 @@ def _integers(uniform: tf.Tensor, below: int) -> tf.Tensor:
 
 
 def _shifted(seeds: tf.Tensor, axis: int, size: int) -> tf.Tensor:
-    """Where each row (axis 0) or column (axis 1) of a cropped image comes from, int32 [B, size]."""
+    """The source of each row (axis 0) or column (axis 1) of a cropped image, int32 [B, size]."""
     pad = size * _PAD // _SIDE
     shifts = _integers(uniforms(seeds, 2)[:, axis], 2 * pad + 1) - pad
     return tf.clip_by_value(tf.range(size)[None] + shifts[:, None], 0, size - 1)
@@ -179,7 +180,7 @@ def _pick(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
 
 
 def _box(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-    """Which pixels a random box covers, bool [B, H, W, 1]."""
+    """True for the pixels that a random box covers, bool [B, H, W, 1]."""
     height, width, _ = _check(images)
     sides = _SMALLEST_BOX + _integers(uniforms(seeds, 2), _LARGEST_BOX - _SMALLEST_BOX + 1)
     covers = []
@@ -236,7 +237,7 @@ def uniforms(seeds: tf.Tensor, count: int) -> tf.Tensor:
 
     Args:
       seeds: int32 [B, 2].
-      count: how many for each row; the first ones do not depend on it.
+      count: the number of values of each row; the first values do not depend on it.
     """
     seeds = tf.bitcast(seeds, tf.uint32)
     counters = tf.cast(tf.range(count), tf.uint32)[None]
@@ -250,11 +251,12 @@ def uniforms(seeds: tf.Tensor, count: int) -> tf.Tensor:
 def normals(seeds: tf.Tensor, count: int) -> tf.Tensor:
     """Standard normal numbers, float32 [B, count], row i from seeds[i] alone (Box and Muller 1958).
 
-    In float64 inside: vectorised logarithms and cosines round a number by its place in the batch.
+    They are computed in float64, because vectorised logarithms and cosines round a number by its place in the
+    batch.
 
     Args:
       seeds: int32 [B, 2].
-      count: how many for each row.
+      count: the number of values of each row.
     """
     pairs = tf.cast(tf.reshape(uniforms(seeds, 2 * count), (-1, count, 2)), tf.float64)
     radius = tf.sqrt(-2.0 * tf.math.log(1.0 - pairs[..., 0]))  # of a number in (0, 1]
@@ -272,13 +274,13 @@ class SlidingWindowUCB:
         choose argmax_f Q(f) + c sqrt(log t / N(f))     eq. 8
         Q(f) = mean of the last K returns after f       eq. 9
 
-    N(f) is how often f was chosen, t how often any was; choices whose returns are still to come count, so
-    that none is tried again before its first return. First, each f is tried once (UCB1, Auer et al.
-    2002); the authors' code begins with Q = 0 instead, and may then stay with its first f for ever where
-    returns are positive. Of equals the first is chosen, so a run repeats itself.
+    N(f) is the number of choices of f, and t the number of all choices. Choices without a return count too,
+    so no f is chosen again before its first return. At first, each f is chosen once (UCB1, Auer et al. 2002).
+    The authors' code begins with Q = 0 instead, and may choose its first f for ever if returns are positive.
+    Among equals, the first is chosen, so that runs are reproducible.
 
     Args:
-      num_choices: how many there are, A.
+      num_choices: A.
       exploration: c, in the units of the returns.
       window: K.
     """
@@ -289,10 +291,7 @@ class SlidingWindowUCB:
         self._returns = np.zeros((num_choices, window), np.float64)  # a ring for each choice
 
     def choose(self, pending: Sequence[int] = ()) -> int:
-        """The choice to try next, 0 ... A - 1.
-
-        pending: earlier ones that are not recorded yet.
-        """
+        """The next choice, 0 ... A - 1. `pending` are earlier choices without a recorded return."""
         counts = self._counts + np.bincount(np.array(pending, np.int64), minlength=len(self._counts))
         if (counts == 0).any() or not self._counts.any():
             return int(np.argmin(counts))

@@ -1,11 +1,11 @@
 """TensorFlow imported late, and `tf.function` without AutoGraph.
 
-Importing TensorFlow takes seconds. An algorithm's file has its settings beside its losses, and `--help` or a
-bad setting must be answered at once: so `tf` here is a module that is imported when it is first used.
+Importing TensorFlow takes seconds. An algorithm's file has its settings beside its losses, and `--help` and
+errors in settings must not wait for it. So `tf` here is a module that is imported at its first use.
 
-AutoGraph rewrites the source of everything that a function calls, Keras's layers included, so that Python's
-`if` and `while` may depend on tensors. That takes seconds at the start of every process, and almost nothing
-here needs it. The two loops over gradient steps need it, and exclude the functions that they call.
+AutoGraph rewrites the source of all functions that a function calls, including Keras's layers, so that
+Python's `if` and `while` may depend on tensors. This takes seconds at the start of every process. Only the
+two loops over gradient steps need it, and they exclude the functions that they call.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def graph(function: Callable[..., Any], **options: Any) -> Any:
 def not_inlined(function: Callable[..., Any]) -> Any:
     """Compiles a function that stays a graph of its own within the loops that call it.
 
-    For gradients of image networks on CPUs. Within a loop over gradient steps TensorFlow 2.21 takes oneDNN's
-    gradient of max pooling only if it visits the pooling first, which the addresses of graph nodes decide: in
-    about one start of a hundred it takes Eigen's, and the two round differently.
+    For gradients of image networks on CPUs. In a loop over gradient steps, TensorFlow 2.21 uses oneDNN's
+    gradient of max pooling only if it visits the pooling first, and the memory addresses of graph nodes
+    decide that. About one process in a hundred uses Eigen's gradient, which rounds differently.
     """
     return graph(function, experimental_attributes={"_noinline": True})
 
 
 @contextlib.contextmanager
 def asynchronous() -> Iterator[None]:
-    """Within it, this thread's calls of TensorFlow return at once; what reads their results waits."""
+    """A context in which this thread's calls of TensorFlow return at once. Reading a result waits for it."""
     before = tf.config.experimental.get_synchronous_execution()
     tf.config.experimental.set_synchronous_execution(False)
     try:
@@ -57,7 +57,7 @@ def asynchronous() -> Iterator[None]:
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorates a function or method that `graph` compiles, with these `options`, when it is first called."""
+    """Decorates a function or method, which `graph` compiles with these `options` at the first call."""
     return lambda function: _Compiled(function, options)
 
 

@@ -2,8 +2,8 @@
 
 A step takes weights and slots, and returns the new ones.
 
-A slot is an array that the optimizer keeps beside a vector of weights, and that checkpoints hold. Gradients
-are already summed over replicas and clipped.
+A slot is an array of the optimizer for a vector of weights; checkpoints contain it. Gradients are already
+summed over replicas and clipped.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Adam(Optimizer):
 
     Attributes:
       epsilon: keeps steps finite.
-      uncorrected_epsilon: adds epsilon to sqrt(v), before the correction of v, as the end of the paper's
-        section 2 proposes, and as Keras and the published settings for procgen have it.
+      uncorrected_epsilon: adds epsilon to sqrt(v) before the correction of v, like the end of the paper's
+        section 2, Keras, and the published results for procgen.
     """
 
     epsilon: float
@@ -157,7 +157,7 @@ class SGD(Optimizer):
 
 
 class OptimizerSettings:
-    """The settings of an optimizer; `tfrl.config.network.Optimizer` says what they mean."""
+    """The settings of an optimizer; `tfrl.config.network.Optimizer` explains them."""
 
     optimizer: str
     adam_epsilon: float
@@ -188,8 +188,8 @@ def learning_rate(kind: str, highest: float, step: int, steps: int, warmup: int 
         steps on, and a hundredth from three quarters (He et al. 2015, arXiv:1512.03385, section 4.2).
       highest: the rate that the schedule scales.
       step: counted from 0; gradient steps or updates.
-      steps: how many the run has.
-      warmup: steps over which the rate first grows linearly; the schedule scales it meanwhile.
+      steps: the number of steps of the run.
+      warmup: the number of first steps in which the rate grows linearly; the schedule scales it meanwhile.
     """
     shape = 1.0
     if kind == "linear":

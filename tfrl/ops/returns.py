@@ -1,9 +1,9 @@
 """Returns and advantages of rollouts [T, B]: T steps of B envs, time first.
 
-All use one convention. Step t has the reward r_t of action a_t, and a discount d_t, the weight of the rewards
-after it: gamma while the episode continues, 0 where it ends. Only `rewards_and_discounts` knows how episodes
-end. V_t is the value of the observation that a_t answered, and V_T,
-`last_value`, the value of the one after the last action.
+All functions use one convention. Step t has the reward r_t of action a_t, and a discount d_t, which is the
+weight of later rewards: gamma while the episode continues, 0 where it ends. Only `rewards_and_discounts`
+deals with the ends of episodes. V_t is the value of the observation before a_t, and V_T, `last_value`, that
+of the observation after the last action.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ def rewards_and_discounts(
         d_t  = gamma * (1 - first_{t+1})
         r'_t = r_t + gamma * V(final observation) if the episode was cut off after a_t, otherwise r_t
 
-    A terminated episode has no more rewards. A truncated one would have continued, so the value of
-    its final observation is added to its last reward (partial-episode bootstrapping, Pardo et al. 2018,
-    arXiv:1712.00378). Its discount is still 0: the next step of the rollout belongs to another episode.
+    A terminated episode has no more rewards. A truncated episode would have continued, so the value of its
+    final observation is added to its last reward (partial-episode bootstrapping, Pardo et al. 2018,
+    arXiv:1712.00378). Its discount is still 0, because the next step belongs to another episode.
 
     Args:
       rewards: float [T, B], r_0 ... r_{T-1}.
       first: bool [T, B], first_1 ... first_T: the observation after a_t begins a new episode.
-      truncated: bool [T, B]: the episode was cut off after a_t, not terminated; implies `first`.
-      final_values: float [T, B], the value of a truncated episode's final observation; not read elsewhere.
+      truncated: bool [T, B]: the episode was truncated after a_t, and did not terminate; implies `first`.
+      final_values: float [T, B], the value of a truncated episode's final observation; other places are not
+        read.
       gamma: discount per step.
 
     Returns:
-      Rewards [T, B], bit for bit the given ones where nothing was truncated, and discounts [T, B].
+      Rewards [T, B], which change only where an episode was truncated, and discounts [T, B].
     """
     rewards, first, truncated, final_values = map(
         tf.convert_to_tensor, (rewards, first, truncated, final_values)
@@ -101,13 +102,12 @@ def vtrace(
       discounts: float [T, B], d_0 ... d_{T-1}.
       values: float [T, B], V_0 ... V_{T-1}, of the weights that learn.
       last_value: float [B], V_T.
-      rho_bar: the fixed point is the value of pi if rho_bar is infinite, close to that of mu if near 0.
-      c_bar: how far a later error reaches back; changes the speed of learning, not its fixed point.
+      rho_bar: decides the fixed point: the value of pi if it is infinite, close to that of mu if near 0.
+      c_bar: limits the effect of later errors. It changes the speed of learning and not its fixed point.
       lam: shortens the traces (remark 2).
 
     Returns:
-      Advantages A_t [T, B], which already hold rho_t, and value targets v_t [T, B]. No gradient flows
-      through them.
+      Advantages A_t [T, B], which contain rho_t, and value targets v_t [T, B], both without gradients.
     """
     log_ratios, rewards, discounts, values, last_value = (
         tf.stop_gradient(tf.convert_to_tensor(x))

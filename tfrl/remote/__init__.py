@@ -1,11 +1,11 @@
-"""Experience gathered by other processes, on Ray: the only folder that imports it."""
+"""Processes on Ray that gather experience. Only this folder imports Ray."""
 
 import os
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""An environment variable that Ray reads when it is imported; 0: it listens on the loopback address alone."""
+"""An environment variable that Ray reads at its import; 0: it only listens on the loopback address."""
 
 
 def reach_other_machines() -> None:
-    """Lets this process talk to nodes of Ray elsewhere. Call it before importing what is in this folder."""
+    """Lets this process talk to nodes on other machines. Call it before importing this folder's modules."""
     os.environ.setdefault(LOOPBACK, "1")

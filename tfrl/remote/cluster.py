@@ -1,4 +1,4 @@
-"""A Ray of the run's own, on the loopback address only, which ends with the run; or one that runs already."""
+"""The run's own Ray, on the loopback address only, which ends with the run; or a Ray that already runs."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from tfrl.experience.rollout import observation_bytes
 from tfrl.remote import LOOPBACK
 
 _OWN = {
-    LOOPBACK: "0",  # but for `reach_other_machines`
+    LOOPBACK: "0",  # unless `reach_other_machines` was called
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # 15 otherwise: the actors would stand behind the learner
+    "RAY_worker_niceness": "0",  # Ray's 15 would give actors less CPU time than the learner
 }
 _QUIET = {"RAY_DISABLE_IMPORT_WARNING": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
 _SILENT: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-_STORE_BYTES = 128 * 2**20  # beside the rollouts: weights, and Ray's own least
-_FREED_WITHIN = 5.0  # seconds in which the CPUs of processes that have just ended are free again
+_STORE_BYTES = 128 * 2**20  # for weights, and Ray's own minimum
+_FREED_WITHIN = 5.0  # seconds until the CPUs of processes that have just ended are free again
 _ANSWER_WITHIN = 1.0  # seconds for the head of Ray to take a connection
-_TOKEN = secrets.token_hex(32)  # one for all that this process starts: it remembers the first
+_TOKEN = secrets.token_hex(32)  # one for each Ray of this process, because Ray remembers the first
 _PR_SET_PDEATHSIG = 1
 
 for _name, _value in (_OWN | _QUIET).items():  # read when ray is imported
@@ -156,7 +156,7 @@ class Cluster:
                 _temp_dir=f"{self._folder}/ray",
                 **_SILENT,
             )
-        except Exception as error:  # Ray has no narrower one for a start that takes too long
+        except Exception as error:  # Ray has no narrower error for a start that takes too long
             self.close()
             first = (str(error).splitlines() or ["no message"])[0]
             raise TrainingError(f"Ray could not be started: {first}") from error
@@ -165,7 +165,7 @@ class Cluster:
             os.environ.update({} if before is None else {"PYTHONPATH": before})
 
     def close(self) -> None:
-        """Leaves Ray; ends it, and removes what it wrote, if it was started here."""
+        """Leaves Ray. If it was started here, ends it and removes its files."""
         with _signals_kept():
             if self._folder is None:
                 ray.shutdown()
