@@ -21,7 +21,7 @@ import numpy as np
 
 from tfrl.algorithms import ppo
 from tfrl.algorithms.actor_critic import units_of_part
-from tfrl.algorithms.ppo import PPO, PPOAgent
+from tfrl.algorithms.ppo import PPO, Estimates, PPOAgent
 from tfrl.algorithms.ppo import PRESETS as _OF_PPO
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, NOT_NEGATIVE, POSITIVE, Range, Reader
@@ -213,10 +213,9 @@ class PPGAgent(PPOAgent):
         passes = f"{config.aux_epochs} epochs of minibatches of {config.auxiliary_rows:,}"
         return super().summary | {"auxiliary phase": f"{phases}: {passes}"}
 
-    def _estimates(self, rollout: Rollout, values: np.ndarray, rows: Any) -> tuple[Any, ...]:
+    def _estimates(self, rollout: Rollout, values: np.ndarray, rows: Any) -> Estimates:
         estimated = super()._estimates(rollout, values, rows)
-        flat = np.stack([x.numpy() for x in self._runtime.local_results(estimated[1])])
-        self.targets = flat.reshape(rollout.rewards.shape)
+        self.targets = np.stack([x.numpy() for x in self._runtime.local_results(estimated.targets)])
         return estimated
 
     # The auxiliary phase

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -27,9 +27,6 @@ from tfrl.ops.optimizers import learning_rate
 from tfrl.run import rng
 from tfrl.workers.data_parallel import GradientStep, Losses, Weights, sum_replicas
 from tfrl.workers.strategy import Runtime
-
-if TYPE_CHECKING:
-    from tfrl.networks.memory import Sequences
 
 # For Gymnasium's envs: short rollouts, and a small network each for policy and value.
 _GYMNASIUM = {
@@ -370,7 +367,13 @@ _WORK_A_CALL, _GPU_WORK_A_CALL = 10**9, 3 * 10**10
 
 
 class Samples(NamedTuple):
-    """The samples of a minibatch, [b, ...] each, with normalised advantages."""
+    """The samples of a minibatch, [b, ...], with normalised advantages; or those of a rollout, [T, B, ...].
+
+    Attributes:
+      log_probs, values: of the policy that acted.
+      extra: of `PPOAgent._extra_inputs`.
+      memory: `Sequences` of a recurrent network, or None; for a rollout, `started_memory` and `keeps`, or ().
+    """
 
     observations: tf.Tensor
     actions: tf.Tensor
@@ -378,8 +381,23 @@ class Samples(NamedTuple):
     values: tf.Tensor
     advantages: tf.Tensor
     targets: tf.Tensor
-    extra: tuple[tf.Tensor, ...]  # of `PPOAgent._extra_inputs`
-    memory: Sequences | None = None  # of a recurrent network
+    extra: tuple[tf.Tensor, ...]
+    memory: Any
+
+
+class Estimates(NamedTuple):
+    """The estimates of a rollout, for each replica.
+
+    Attributes:
+      advantages, targets: float32 [T, B].
+      moments: the mean and deviation of the advantages of every minibatch, float32 [E * M, 2].
+      of_targets: the explained variance and the mean of all targets, float32 [2].
+    """
+
+    advantages: tf.Tensor
+    targets: tf.Tensor
+    moments: tf.Tensor
+    of_targets: tf.Tensor
 
 
 class PPOAgent(ActorCriticAgent):
@@ -458,25 +476,33 @@ class PPOAgent(ActorCriticAgent):
         config, per_replica = self._config, self._runtime.per_replica
         scale = learning_rate(config.lr_schedule, 1.0, number, config.num_updates)
         self.acting.forget()
-        observations = rollout.observations[:, : config.num_steps]
-        fields = [observations, rollout.actions, rollout.extras["log_prob"], rollout.extras["value"]]
-        fields += self._extra_inputs(rollout, number)
+        log_probs, acted_values = rollout.extras["log_prob"], rollout.extras["value"]
+        samples = Samples(
+            observations=per_replica(rollout.observations[:, : config.num_steps]),
+            actions=per_replica(rollout.actions),
+            log_probs=per_replica(log_probs),
+            values=per_replica(acted_values),
+            advantages=(),
+            targets=(),
+            extra=tuple(map(per_replica, self._extra_inputs(rollout, number))),
+            memory=(),
+        )
         if rollout.memory is not None:
-            fields += [rollout.started_memory[:, :-1], rollout.keeps[:, :-1]]
-        arrays = tuple(per_replica(x) for x in fields)
+            memory = rollout.started_memory[:, :-1], rollout.keeps[:, :-1]
+            samples = samples._replace(memory=tuple(map(per_replica, memory)))
         rows = per_replica(self._minibatches(number))
         totals = Totals(self.means)
         for epoch in range(config.epochs):
             if epoch == 0:
-                acted = rollout.extras["value"]
-                values = np.concatenate([acted, self.last_values(rollout)[:, None]], axis=1)
+                values = np.concatenate([acted_values, self.last_values(rollout)[:, None]], axis=1)
                 estimated = self._estimates(rollout, values, rows)
-                self._begin_update(totals, self._runtime.first(estimated[-1]).numpy())
+                self._begin_update(totals, self._runtime.first(estimated.of_targets).numpy())
             elif config.renew_advantages:
-                memory = None if rollout.memory is None else rollout.started_memory
-                values = self.values(rollout.observations, observations.shape[3:], memory)
+                started = None if rollout.memory is None else rollout.started_memory
+                values = self.values(rollout.observations, rollout.observations.shape[3:], started)
                 estimated = self._estimates(rollout, values, rows)
-            self._epoch(epoch, (arrays, *estimated[:-1], rows, tf.constant(scale)), totals, on_step)
+            samples = samples._replace(advantages=estimated.advantages, targets=estimated.targets)
+            self._epoch(epoch, (samples, estimated.moments, rows, tf.constant(scale)), totals, on_step)
             if totals.ended:
                 break
         return totals.metrics() | {"train/learning_rate": config.lr * scale}
@@ -543,7 +569,7 @@ class PPOAgent(ActorCriticAgent):
         env, place = np.divmod(np.stack(sequences), each)
         return place * (config.sequence_steps * share) + env
 
-    def _estimates(self, rollout: Rollout, values: np.ndarray, rows: Any) -> tuple[Any, ...]:
+    def _estimates(self, rollout: Rollout, values: np.ndarray, rows: Any) -> Estimates:
         """Generalised advantage estimates of a rollout, and one small collective.
 
         Args:
@@ -552,11 +578,6 @@ class PPOAgent(ActorCriticAgent):
             are computed again. The values of o_T and of the last observations of truncated episodes always
             come from the present weights.
           rows: the result of `_minibatches` for each replica.
-
-        Returns:
-          For each replica: advantages and value targets, float32 [T * B] each; the mean and deviation of the
-          advantages of every minibatch, float32 [E * M, 2]; the explained variance and the mean of all
-          targets, float32 [2].
         """
         final_values = self.final_values(rollout)
         fields = (rollout.rewards, rollout.first, rollout.truncated, values[:, :-1], values[:, -1])
@@ -575,15 +596,14 @@ class PPOAgent(ActorCriticAgent):
         last_values: tf.Tensor,  # [B]
         final_values: tf.Tensor,  # [T, B]
         steps: tf.Tensor,  # of `_minibatches`
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    ) -> Estimates:
         config = self._config
         rewards, discounts = returns.rewards_and_discounts(
             rewards, first, truncated, final_values, gamma=config.gamma
         )
         advantages, targets = self._gae(rewards, discounts, values, last_values, lam=config.gae_lambda)
-        flat_advantages = tf.reshape(advantages, [-1])
         # float64, because sums of squares must not depend on the distribution of samples over replicas.
-        shuffled = tf.cast(tf.gather(flat_advantages, self._rows(steps)), tf.float64)  # [E * M, b]
+        shuffled = tf.cast(tf.gather(_flat(advantages), self._rows(steps)), tf.float64)  # [E * M, b]
         wide_targets, errors = tf.cast(targets, tf.float64), tf.cast(targets - values, tf.float64)
         sums = [_two_sums(shuffled, 1), _two_sums(wide_targets, (0, 1)), _two_sums(errors, (0, 1))]
         if config.normalize_advantages == "batch":
@@ -600,7 +620,7 @@ class PPOAgent(ActorCriticAgent):
         # For constant targets, varying values score 0 (scikit-learn's convention).
         share = tf.where(varies > 0, tf.math.divide_no_nan(unexplained, varies), tf.sign(unexplained))
         of_targets = tf.cast(tf.stack([1.0 - share, mean_target]), tf.float32)
-        return flat_advantages, tf.reshape(targets, [-1]), moments, of_targets
+        return Estimates(advantages, targets, moments, of_targets)
 
     def _rows(self, steps: tf.Tensor) -> tf.Tensor:
         """The rows of each minibatch in the [T * B] arrays, int32 [E * M, b], from `_minibatches`."""
@@ -643,9 +663,7 @@ class PPOAgent(ActorCriticAgent):
 
     def _train_step(
         self,
-        arrays: Sequence[tf.Tensor],  # [T, B, ...]: those of `update`
-        advantages: tf.Tensor,  # [T * B], like the next
-        targets: tf.Tensor,
+        samples: Samples,  # of the rollout
         moments: tf.Tensor,  # [E * M, 2]
         steps: tf.Tensor,  # [E, M, B, b]
         scale: tf.Tensor,  # multiplies the learning rates
@@ -656,9 +674,7 @@ class PPOAgent(ActorCriticAgent):
 
         `end` comes from every replica, float32 [replicas].
         """
-        arrays = [_flat(x) for x in arrays]
-        data = [*arrays[:4], advantages, targets, *arrays[4:]]
-        shared = (data, moments[index], index)
+        shared = (tf.nest.map_structure(_flat, samples), moments[index], index)
         if self.network.state_size:
             rows = tf.reshape(steps, (self.gradient_steps_per_update, -1))
         else:
@@ -675,16 +691,16 @@ class PPOAgent(ActorCriticAgent):
         For a recurrent network, the rows are the first steps of sequences.
         """
         data, moments, index = shared
+        count = rows.shape[0]
+        if self.network.state_size:
+            rows = tf.reshape(self._rows_of_sequences(rows), [-1])
+        samples = tf.nest.map_structure(lambda x: tf.gather(x, rows), data)
+        advantages = (samples.advantages - moments[0]) / (moments[1] + 1e-8)
         memory = None
         if self.network.state_size:
-            *data, remembered, keep = data
-            count, rows = rows.shape[0], tf.reshape(self._rows_of_sequences(rows), [-1])
-            memory = self.network.sequences(tf.gather(remembered, rows), tf.gather(keep, rows), count)
-        acted = (tf.gather(x, rows) for x in data[:6])
-        observations, actions, log_probs, values, advantages, targets = acted
-        advantages = (advantages - moments[0]) / (moments[1] + 1e-8)
-        extra = tuple(tf.gather(x, rows) for x in data[6:])
-        samples = Samples(observations, actions, log_probs, values, advantages, targets, extra, memory)
+            remembered, keep = samples.memory
+            memory = self.network.sequences(remembered, keep, count)
+        samples = samples._replace(advantages=advantages, memory=memory)
         losses_, metrics, ratio = self._losses(weights, samples, index)
         return Losses(losses_, dict(zip(self.means, metrics, strict=True)), tf.abs(ratio - 1.0))
 
