@@ -16,7 +16,7 @@ train: $(READY)
 # One process more than cores, up to four: tests wait for the processes that they start.
 TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n + 1 : 4)))
 
-# In the order of tests/conftest.py no file with long tests comes last, where one core would wait.
+# In the order of tests/conftest.py short files come last: at the end of a long one, one core would wait.
 test: lint $(RAY_READY)
 	@$(VENV)/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 

@@ -17,15 +17,41 @@ LOGICAL_CPUS = 4
 # Some test files use another's helpers, also where that one's folder is not collected.
 sys.path.append(str(Path(__file__).with_name("resnet")))
 
-# What the caller's shell says of screens, clusters and GPUs is neither for the tests nor for their processes.
-for _name in ("CI", "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TF_CONFIG"):
+# What the caller's shell says of screens and clusters is neither for the tests nor for their processes.
+# The latter start faster where Python may keep what it has compiled.
+for _name in ("CI", "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TF_CONFIG", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(_name, None)
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # replicas are of the CPU, and so are the bits that runs share
 
 
+# Files whose tests mostly wait, for processes that start or for a time to pass; and folders of short tests.
+WAIT = {
+    "remote",
+    "cluster",
+    "test_console",
+    "test_lost_workers",
+    "test_rendezvous",
+    "test_stop",
+    "test_watchdog",
+}
+SHORT = {"cli", "config", "envs", "evaluation", "experience", "ops", "reporting"}
+
+
 def pytest_collection_modifyitems(items):
-    """Has the files that take minutes begin first: at the end one of them would leave the other core idle."""
-    items.sort(key=lambda item: item.path.parent.name not in ("remote", "workers"))
+    """Has one file in three be one that waits, so that no core does, and short ones come last.
+
+    A long one would leave the other core idle at the end.
+    """
+    files = dict.fromkeys(item.path for item in items)
+    waiting = [file for file in files if {file.stem, file.parent.name} & WAIT]
+    short = [file for file in files if file.parent.name in SHORT]
+    long = [file for file in files if file not in waiting and file not in short]
+    order = {}
+    for file in waiting:
+        order |= dict.fromkeys((file, *long[:2]))
+        del long[:2]
+    order = [*order, *long, *short]
+    items.sort(key=lambda item: order.index(item.path))
 
 
 def pytest_collection_finish(session):
