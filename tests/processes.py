@@ -2,12 +2,16 @@
 
 import contextlib
 import csv
+import functools
+import importlib
+import io
 import json
 import os
-import resource
+import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,11 +20,29 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PATIENCE = 600  # seconds: never the reason for a failure on a busy machine, only the end of a hang
 
-# Runs the command as `python -m` does, and tells at the end whether TensorFlow was imported.
-_PROBED = """
-import atexit, runpy, sys
+# Runs commands as `python -m` does, each in a fork of a process that has imported what most of them need. A
+# line of input is a command. A line of output has its exit code and its seconds of processor time. Each
+# command tells at its end whether TensorFlow was imported.
+_COMMANDS = """
+import atexit, json, os, runpy, sys
+import tfrl.training.command
+for line in sys.stdin:
+    module, flags, environ, *files = json.loads(line)
+    child = os.fork()
+    if not child:
+        break
+    _, status, used = os.wait4(child, 0)
+    print(json.dumps([os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime]), flush=True)
+else:
+    sys.exit()
+for stream, path in enumerate((os.devnull, *files)):
+    os.dup2(os.open(path, os.O_RDWR), stream)
+os.environ.clear()
+os.environ.update(environ)
+sys.path[1:1] = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
+sys.argv[1:] = flags
 atexit.register(lambda: print("TensorFlow imported:", "tensorflow" in sys.modules))
-runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 
 
@@ -61,17 +83,18 @@ class Answer:
     """How a command ended that was refused, or should have been, before any work."""
 
     def __init__(self, *flags, module="tfrl.ppo_procgen"):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBED, module, *map(str, flags)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        self.cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        self.code, self.stdout, self.stderr = done.returncode, done.stdout, done.stderr
+        with tempfile.NamedTemporaryFile("r") as stdout, tempfile.NamedTemporaryFile("r") as stderr:
+            request = [module, [*map(str, flags)], dict(os.environ), stdout.name, stderr.name]
+            print(json.dumps(request), file=_commands().stdin, flush=True)
+            assert select.select([_commands().stdout], [], [], PATIENCE)[0], "the command hangs"
+            self.code, self.cpu_seconds = json.loads(_commands().stdout.readline())
+            self.stdout, self.stderr = stdout.read(), stderr.read()
+
+
+@functools.cache
+def _commands():
+    command, pipes = [sys.executable, "-c", _COMMANDS], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
 
 
 def assert_refused(answer, *parts):
@@ -128,6 +151,15 @@ class Training:
 def train(folder, *flags):
     """Trains to the end: (exit code, stdout, stderr)."""
     return Training(folder, *flags).end()
+
+
+def train_here(folder, *flags, module="tfrl.ppo_procgen"):
+    """Trains in this process, which has TensorFlow already: (exit code, stdout, stderr)."""
+    where = ("--logdir", folder.parent, "--run-name", folder.name)
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        code = importlib.import_module(module).main([*map(str, (*where, *flags))])
+    return code, stdout.getvalue(), stderr.getvalue()
 
 
 def rows(folder):

@@ -3,7 +3,8 @@
 import signal
 
 import pytest
-from processes import Answer, Training, assert_refused, learned, results, rows, steps_done
+import tensorflow  # noqa: F401 - conftest.py then splits the CPU
+from processes import Answer, Training, assert_refused, learned, results, rows, steps_done, train_here
 
 SHORT = "--observers 0 --num-envs 8 --hidden 8 --eval-episodes 4 --checkpoint-every 2 --precision float32"
 SHORT = SHORT.split()
@@ -23,11 +24,14 @@ def train(folder, *flags):
 
 def test_it_learns_and_ends_when_it_is_solved(tmp_path):
     folder = tmp_path / "run"
-    found = train(folder, "--observers", 0, "--solved-at", 150, "--eval-episodes", 16)
+    flags = ("--observers", 0, "--solved-at", 150, "--eval-episodes", 16)
+    code, stdout, stderr = train_here(folder, *flags, module="tfrl.reinforce")
+    assert (code, stderr) == (0, ""), stdout + stderr
+    found = results(folder)
     assert found["episode_return"] >= 150 and found["eval"]["test"]["return"] > 150
     assert found["env_steps"] < 200_000 and (found["algorithm"], found["observers"]) == ("reinforce", 0)
     assert all(float(row["train/first_ratio_error"]) < 1e-4 for row in rows(folder))
-    again = Reinforce(folder, "--observers", 0, "--solved-at", 150, "--eval-episodes", 16).end()
+    again = train_here(folder, *flags, module="tfrl.reinforce")
     assert again[0] == 0 and "is complete" in again[1]
 
 

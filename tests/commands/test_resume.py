@@ -3,9 +3,11 @@
 import random
 import signal
 import time
+from unittest import mock
 
 import pytest
-from processes import Training, learned, results, rows, steps_done, train
+import tensorflow  # noqa: F401 - conftest.py then splits the CPU
+from processes import Training, learned, results, rows, steps_done, train, train_here
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tfrl.cli.errors import UserError
@@ -33,11 +35,22 @@ def stop_after(folder, flags, env_steps, how, delay=0.0):
     training = Training(folder, *flags, "--total-steps", ENDLESS)
     training.wait_until(env_steps)
     time.sleep(delay)
-    if how == "stop file":
-        (folder / "stop").touch()
-    else:
-        training.process.send_signal(how)
+    training.process.send_signal(how)
     return training.end()
+
+
+def stop_by_file(folder, flags):
+    """Continues the run in this process; a stop file ends it after one update."""
+    from tfrl.training.on_policy import OnPolicyLearner
+
+    update = OnPolicyLearner.update
+
+    def stopping(learner):
+        (folder / "stop").touch()
+        return update(learner)
+
+    with mock.patch.object(OnPolicyLearner, "update", stopping):
+        return train_here(folder, *flags, "--total-steps", ENDLESS)
 
 
 @pytest.fixture(scope="module")
@@ -56,23 +69,22 @@ def stopped(tmp_path_factory):
     whole = (newest / "learner.npz").read_bytes()
     (newest / "learner.npz").write_bytes(whole[: len(whole) // 2])
     said["damaged"] = newest.name
-    following = steps_done(folder) + CATCH_UPDATE
-    said["stop file"] = stop_after(folder, CATCH, following, "stop file")
+    said["stop file"] = stop_by_file(folder, CATCH)
     said["total"] = steps_done(folder)  # to be evaluated and exported, without another update
-    said["end"] = train(folder, *CATCH, "--total-steps", said["total"])
+    said["end"] = train_here(folder, *CATCH, "--total-steps", said["total"])
     return said
 
 
 @pytest.fixture(scope="module")
 def unbroken(stopped, tmp_path_factory):
-    """The same run in one go but for its last update, which was added to the complete run."""
+    """The same run in this process. Its last update was added to the complete run."""
     folder = tmp_path_factory.mktemp("logs") / "unbroken"
     said = {"folder": folder, "shorter": stopped["total"] - CATCH_UPDATE}
-    said["first"] = train(folder, *CATCH, "--total-steps", said["shorter"])
+    said["first"] = train_here(folder, *CATCH, "--total-steps", said["shorter"])
     said["first results"] = results(folder)
-    said["again"] = train(folder, *CATCH, "--total-steps", said["shorter"])
+    said["again"] = train_here(folder, *CATCH, "--total-steps", said["shorter"])
     said["again results"] = results(folder)
-    said["extended"] = train(folder, *CATCH, "--total-steps", stopped["total"])
+    said["extended"] = train_here(folder, *CATCH, "--total-steps", stopped["total"])
     return said
 
 
@@ -175,7 +187,8 @@ def test_a_complete_run_that_goes_on_keeps_its_evaluation(unbroken):
 
 
 def test_nothing_but_what_the_console_shows_is_printed(stopped, unbroken):
-    for said in (stopped["SIGINT"], stopped["end"], *(unbroken[k] for k in ("first", "again", "extended"))):
+    ends = [stopped[k] for k in ("SIGINT", "SIGTERM", "end")]
+    for said in (*ends, *(unbroken[k] for k in ("first", "again", "extended"))):
         assert said[2] == ""
 
 

@@ -8,9 +8,10 @@ import pytest
 import yaml
 from learners import build_actor_critic
 from made_runs import COLUMNS
-from processes import Answer, assert_refused, results, rows, train
+from processes import Answer, assert_refused, results, rows, train, train_here
 
 from tfrl.algorithms.ppo import from_yaml
+from tfrl.cli.errors import TrainingError
 from tfrl.envs.registry import make
 from tfrl.envs.spec import EnvSpec
 from tfrl.run.results import weights_sha256
@@ -210,10 +211,10 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(tmp_path
     folder = tmp_path / "diverging"
     settings = "--env catch --torso cookbook --precision float32 --num-envs 8 --num-steps 16 --epochs 1"
     settings = [*settings.split(), "--num-minibatches", 1, "--checkpoint-every", 1, "--total-steps", 1280]
-    code, stdout, stderr = train(folder, *settings, "--lr", "1e30")
-    assert code == 1, stdout + stderr
-    sentence = stderr.strip()
-    assert sentence.startswith("error: update 2: ") and "\n" not in sentence
+    with pytest.raises(TrainingError) as caught:
+        train_here(folder, *settings, "--lr", "1e30")
+    sentence = str(caught.value)
+    assert sentence.startswith("update 2: ") and "\n" not in sentence
     assert "_loss is not a finite number (minibatch 1" in sentence
     assert "the checkpoint of update 1 is kept" in sentence
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["update-00000001"]

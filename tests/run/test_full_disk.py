@@ -107,9 +107,10 @@ def test_a_video_in_training_costs_a_warning_once(run, learner):
 
 
 def test_a_run_without_its_last_checkpoint_says_so_at_its_end(small_disk, capfd):
-    disk = small_disk("6m")
-    flags = ["--env", "Pendulum-v1", "--hidden", "384,384", "--total-steps", "64", "--learning-starts", "32"]
-    flags += ["--checkpoint-every", "1", "--eval-episodes", "1", "--logdir", str(disk), "--run-name", "run"]
+    disk = small_disk("1m")
+    flags = ["--env", "Pendulum-v1", "--hidden", "160,160", "--total-steps", "64", "--learning-starts", "32"]
+    flags += ["--num-envs", "2", "--batch-size", "16", "--updates-per-step", "0.1", "--checkpoint-every", "1"]
+    flags += ["--eval-episodes", "1", "--logdir", str(disk), "--run-name", "run"]
     assert sac.main(flags) == 0
     found = results.read(disk / "run")
     assert found["missing"] == [f"the checkpoint of update {found['updates']} (there is no checkpoint yet)"]

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from tfrl.cli.errors import PeerError
 from tfrl.run.console import Console
 from tfrl.run.stop import StopRequest
 from tfrl.workers.watchdog import Watchdog
@@ -149,3 +150,21 @@ def test_a_worker_that_alone_cannot_read_a_checkpoint_says_why(workers, tmp_path
     assert screen.getvalue() == ""
     said = capsys.readouterr().err
     assert said.startswith(f"warning: The checkpoint {other}/checkpoints/update-00000002 is skipped: ")
+
+
+def test_no_worker_begins_again_where_another_sees_a_checkpoint(workers, tmp_path):
+    saved_twice(workers)
+    other = tmp_path / "a disk of its own"
+    sessions, _ = workers((tmp_path, other))
+
+    def refused(session):
+        with pytest.raises(PeerError) as caught:
+            session.restore()
+        return str(caught.value)
+
+    def sentence(folder):
+        words = f"worker 1 sees no checkpoint in {folder}, and worker 0 sees that of update 2"
+        return f"{words}: all workers must share one disk"
+
+    assert both(sessions, refused) == [sentence(tmp_path), sentence(other)]
+    assert not other.exists()
