@@ -14,6 +14,7 @@ import time
 import numpy as np
 import pytest
 from launching import until
+from learners import train
 from worker_pair import (
     BATCH,
     FAULTY,
@@ -35,6 +36,7 @@ from worker_pair import (
 
 from benchmarks import namespaces
 from cluster.places import free_ports
+from tfrl import evaluate
 from tfrl.algorithms.ppo import parse
 from tfrl.cli.settings import to_yaml
 from tfrl.envs.registry import LEVEL_SETS
@@ -61,13 +63,28 @@ def alone(tmp_path_factory):
     return logdir
 
 
+def launch_and_kill(logdir, victim):
+    """Two workers by the launcher, one of which is killed in its third update; what the launcher said."""
+    faulty = [*FAULTY, "SIGKILL", str(victim), "2", str(logdir / "marker")]
+    code, stderr = run_alone(
+        *["-m", "cluster.launch", "--workers", "2", "--max-restarts", "1", "--grace", "60", "--"],
+        *[sys.executable, *faulty, *flags(logdir, "--eval-every", "2", "--checkpoint-every", "2")],
+    )
+    assert code == 0, stderr
+    return stderr
+
+
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """The same by two workers."""
-    logdir = tmp_path_factory.mktemp("pair")
-    ends = run_workers(*[[*TRAIN, *flags(logdir, "--eval-every", "2")]] * 2)
-    assert [code for code, _ in ends] == [0, 0], ends
-    return logdir
+def killed(tmp_path_factory):
+    """The logdir of the same run by two workers, whose chief was killed once, and what the launcher said."""
+    logdir = tmp_path_factory.mktemp("killed")
+    return logdir, launch_and_kill(logdir, 0)
+
+
+@pytest.fixture(scope="module")
+def pair(killed):
+    """The logdir of that run of two workers."""
+    return killed[0]
 
 
 def test_two_workers_take_the_steps_of_one_process(alone, pair):
@@ -108,7 +125,7 @@ def test_recurrent_workers_that_are_killed_and_go_on_as_one_process_are_one_run(
 
 def test_two_workers_write_one_run(alone, pair):
     assert env_steps(pair) == env_steps(alone) == [BATCH * (u + 1) for u in range(UPDATES)]
-    assert len(list((pair / "run").glob("events.out.tfevents.*"))) == 1
+    assert len(list((pair / "run").glob("events.out.tfevents.*"))) == 2, "one for each process of the chief"
     assert not (pair / "run" / "heartbeats").exists()
 
 
@@ -119,9 +136,8 @@ def test_two_workers_evaluate_as_one_process_does_and_keep_the_best(alone, pair)
     assert best[0].env_steps == best[1].env_steps in evaluations(pair)
     for name, weights in best[0].weights.items():
         np.testing.assert_array_equal(best[1].weights[name], weights)
-    arguments = ("--checkpoint", "best", "--levels", "test", "--episodes", "2")
-    code, stderr = run_alone("-m", "tfrl.evaluate", str(pair / "run"), *arguments)
-    assert code == 0, stderr
+    arguments = ["--checkpoint", "best", "--levels", "test", "--episodes", "2"]
+    assert evaluate.main([str(pair / "run"), *arguments]) == 0
     played = json.loads((pair / "run" / "eval.json").read_text())
     assert (played["checkpoint"], played["env_steps"]) == ("best", best[1].env_steps)
     # The same episodes, by one process: the policy is the one that the workers evaluated.
@@ -192,7 +208,7 @@ def test_sigterm_on_one_saves_on_all_and_one_process_goes_on(alone, tmp_path, mo
     assert saved(tmp_path)[-1] == update  # in which the signal came
     assert not (tmp_path / "run" / "results.json").exists()
     assert not evaluations(tmp_path)
-    assert run_alone(*TRAIN, *flags(tmp_path))[0] == 0
+    assert train(parse(flags(tmp_path))) == 0
     assert results(tmp_path)["resumed_at"] == [update * BATCH]
     assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
     assert results(tmp_path)["eval"] == results(alone)["eval"]
@@ -251,6 +267,7 @@ def test_two_workers_go_on_with_a_run_of_one(alone, tmp_path):
     assert env_steps(tmp_path) == env_steps(alone)
 
 
+@pytest.mark.long
 def test_a_worker_that_does_not_see_the_runs_checkpoints_ends_all_and_none_begins_again(tmp_path):
     logdirs = [tmp_path / "shared", tmp_path / "its own"]
     run = logdirs[0] / "run"
@@ -292,14 +309,17 @@ def test_an_evaluator_follows_the_checkpoints_and_ends_with_the_run(alone, tmp_p
     assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_a_killed_worker_ends_the_others_and_the_launcher_restarts_all(alone, tmp_path, victim):
-    faulty = [*FAULTY, "SIGKILL", str(victim), "2", str(tmp_path / "marker")]
-    code, stderr = run_alone(
-        *["-m", "cluster.launch", "--workers", "2", "--max-restarts", "1", "--grace", "60", "--"],
-        *[sys.executable, *faulty, *flags(tmp_path, "--checkpoint-every", "2")],
-    )
-    assert code == 0, stderr
+def test_a_killed_chief_ends_the_others_and_the_launcher_restarts_all(alone, killed):
+    assert_restarted(alone, *killed, victim=0)
+
+
+@pytest.mark.long
+def test_a_killed_worker_ends_the_chief_and_the_launcher_restarts_all(alone, tmp_path):
+    assert_restarted(alone, tmp_path, launch_and_kill(tmp_path, 1), victim=1)
+
+
+def assert_restarted(alone, logdir, stderr, *, victim):
+    """The launcher has said who died, and the run went on from the last checkpoint with the same bits."""
     assert "restarting all 2 workers from the last checkpoint (restart 1 of 1)" in stderr
     # The peer says it, unless the launcher stops it before: it has a second to say so.
     found = f"error: worker {victim} (", f"worker {victim} died (killed by signal 9)"
@@ -307,10 +327,10 @@ def test_a_killed_worker_ends_the_others_and_the_launcher_restarts_all(alone, tm
     assert "Traceback" not in stderr
     # TensorFlow's own view of it is in a file.
     assert not re.search(r"^(\[1\] )?E\d{4} ", stderr, re.MULTILINE)
-    assert "E0000" in (tmp_path / "run" / "tensorflow" / f"worker-{1 - victim}.log").read_text()
-    assert results(tmp_path)["resumed_at"] == [2 * BATCH]
-    assert results(tmp_path)["weights_sha256"] == results(alone)["weights_sha256"]
-    assert env_steps(tmp_path) == env_steps(alone)
+    assert "E0000" in (logdir / "run" / "tensorflow" / f"worker-{1 - victim}.log").read_text()
+    assert results(logdir)["resumed_at"] == [2 * BATCH]
+    assert results(logdir)["weights_sha256"] == results(alone)["weights_sha256"]
+    assert env_steps(logdir) == env_steps(alone)
 
 
 @pytest.mark.long
