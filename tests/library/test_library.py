@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium
 import numpy as np
@@ -51,9 +51,30 @@ def sha(run):
     return run.results["weights_sha256"]
 
 
+def blas_threads():
+    """How many threads NumPy's libraries take."""
+    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
+class Threads(tfrl.Callback):
+    """Notes the threads in each update."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_update(self, run, metrics):
+        self.seen.append(blas_threads())
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """The same run by id, by a function, by a wrapped lambda, and by the command in a process of its own."""
+def threads():
+    """What the run by id notes of NumPy's threads, and those after it, of two before it."""
+    return Threads()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, threads):
+    """The same run by id, by a function in a thread, and by the command in a process of its own."""
     logdir = tmp_path_factory.mktemp("logs")
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
     command = subprocess.Popen(
@@ -63,13 +84,19 @@ def runs(tmp_path_factory):
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests/library"), str(ROOT / "tests")])},
         stdout=subprocess.DEVNULL,
     )
-    envs = {"id": "CartPole-v1", "function": cartpole, "lambda": lambda: gymnasium.make("CartPole-v1")}
-    made = {n: tfrl.train("ppo", env=e, logdir=logdir, run_name=n, **SMALL) for n, e in envs.items()}
+    with threadpool_limits(2, user_api="blas"):
+        by_id = tfrl.train(
+            "ppo", env="CartPole-v1", logdir=logdir, run_name="id", callbacks=[threads], **SMALL
+        )
+        threads.after = blas_threads()
+    with ThreadPoolExecutor(1) as pool:
+        settings = {"env": cartpole, "logdir": logdir, "run_name": "function", **SMALL}
+        by_function = pool.submit(tfrl.train, "ppo", **settings).result()
     assert command.wait() == 0
-    return made | {"command": tfrl.Run(logdir / "command")}
+    return {"id": by_id, "function": by_function, "command": tfrl.Run(logdir / "command")}
 
 
-def test_callables_ids_and_the_command_train_the_same_bits(runs):
+def test_an_id_a_function_in_a_thread_and_the_command_train_the_same_bits(runs):
     assert len({sha(run) for run in runs.values()}) == 1
     assert len({run.results["eval"]["test"]["return"] for run in runs.values()}) == 1
 
@@ -89,7 +116,6 @@ def test_the_settings_file_names_callables_as_what_they_are(runs):
     }
     assert names["id"] == "env: CartPole-v1"
     assert names["function"] == names["command"] == "env: test_library:cartpole"
-    assert names["lambda"] == "env: test_library:runs.<locals>.<lambda>"
 
 
 def test_the_same_call_goes_on_bit_for_bit(runs, tmp_path):
@@ -108,34 +134,15 @@ def test_the_same_call_goes_on_bit_for_bit(runs, tmp_path):
     assert handlers == after
     run = tfrl.train("ppo", env=make, callbacks=[tfrl.Callback()], **settings)
     assert sha(run) == sha(runs["id"]) and run.results["resumed_at"] == [1024]
+    name = "test_library:test_the_same_call_goes_on_bit_for_bit.<locals>.<lambda>"
+    assert f"\nenv: {name}\n" in (run.folder / "config.yaml").read_text()
     again = tfrl.train("ppo", env=make, **settings)
     assert again.results == run.results, "a run that is complete is left alone"
 
 
-def test_it_trains_in_a_thread(runs, tmp_path):
-    found = []
-    thread = threading.Thread(
-        target=lambda: found.append(tfrl.train("ppo", env=cartpole, logdir=tmp_path, **SMALL))
-    )
-    thread.start()
-    thread.join()
-    assert sha(found[0]) == sha(runs["id"])
-
-
-def test_training_takes_one_thread_of_numpy_and_gives_the_others_back(tmp_path):
-    def threads():
-        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
-
-    class Threads(tfrl.Callback):
-        def on_update(self, run, metrics):
-            seen.append(threads())
-
-    seen = []
-    with threadpool_limits(2, user_api="blas"):
-        tfrl.train("ppo", env=cartpole, logdir=tmp_path, callbacks=[Threads()], **SMALL)
-        after = threads()
-    assert seen and all(number == {1} for number in seen)
-    assert after == {2}
+def test_training_takes_one_thread_of_numpy_and_gives_the_others_back(runs, threads):
+    assert threads.seen and all(number == {1} for number in threads.seen)
+    assert threads.after == {2}
 
 
 def test_a_policy_takes_one_observation_or_a_batch(runs):

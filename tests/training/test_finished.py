@@ -1,15 +1,18 @@
 """A run that is complete is told so at once."""
 
 import dataclasses
+import shutil
 import subprocess
 import sys
 
 import pytest
 from learners import train
 from processes import ROOT
+from refusals import refusal
 from small_run import SMALL
 
 from tfrl.cli.errors import UserError
+from tfrl.cli.settings import to_yaml
 from tfrl.training import command
 
 TOLD = """
@@ -59,3 +62,18 @@ def test_a_run_is_complete_by_its_settings_and_its_newest_checkpoint(config):
         assert command.told_complete(config) is None
     finally:
         (newest.parent / "elsewhere").rename(newest)
+
+
+def test_a_run_that_is_longer_than_asked_for_is_refused(config, tmp_path):
+    """Whether it is complete or was stopped, and before anything is changed."""
+    run = shutil.copytree(config.run_dir, tmp_path / config.run_name)
+    config = dataclasses.replace(config, logdir=str(tmp_path))
+    (run / "config.yaml").write_text(to_yaml(config))
+    for ended in ("complete", "stopped"):
+        before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        words = refusal(train, dataclasses.replace(config, total_steps=128))
+        assert words.startswith(f"{run} is at 256 env steps, and --total-steps 128 is less; give at least"), (
+            ended
+        )
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+        (run / "results.json").unlink(missing_ok=True)

@@ -33,7 +33,7 @@ def small(tmp_path):
 @pytest.mark.parametrize(
     ("replicas", "moments", "memory"),
     [
-        (1, (1, 2, 3, 5, 1 + PARTS), "none"),
+        (1, (1, 3, 1 + PARTS), "none"),
         pytest.param(2, (6,), "none", marks=pytest.mark.long),
         pytest.param(1, (3,), "gru", marks=pytest.mark.long),
     ],
@@ -264,20 +264,6 @@ def test_a_run_that_is_cut_short_within_a_phase_ends_with_it(small, distilled):
     assert shorter.steps_within == 128 and not shorter.is_over
     finish(shorter, 1)
     assert shorter.steps_within == 0 and shorter.is_over and shorter.steps_done == 256
-
-
-def test_a_run_that_is_longer_than_asked_for_is_refused(small, capfd):
-    """Whether it is complete or was stopped, and before it has changed anything."""
-    config = small(total_steps=256, eval_episodes=2)
-    assert train(config) == 0
-    before = (config.run_dir / "config.yaml").read_bytes()
-    words = refusal(train, dataclasses.replace(config, total_steps=128))
-    assert words.startswith(
-        f"{config.run_dir} is at 256 env steps, and --total-steps 128 is less; give at least"
-    )
-    (config.run_dir / "results.json").unlink()
-    assert refusal(train, dataclasses.replace(config, total_steps=100)) == words.replace(" 128 ", " 100 ")
-    assert (config.run_dir / "config.yaml").read_bytes() == before
 
 
 @pytest.mark.parametrize(("updates", "phases"), [(1, 0), (5, 2)])
