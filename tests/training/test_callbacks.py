@@ -243,10 +243,19 @@ class Noting(tfrl.Callback):
         self.seen = state["seen"].copy()
 
 
-def test_a_callback_is_called_in_order_and_its_metrics_are_written(small, tmp_path):
-    config = small(logdir=str(tmp_path), total_steps=384, eval_every=2, eval_episodes=2)
-    noting = Noting()
+FLAGS = {"total_steps": 384, "eval_every": 2, "eval_episodes": 2, "checkpoint_every": 2}
+
+
+@pytest.fixture(scope="module")
+def noted(small, tmp_path_factory):
+    """The settings of a run that nothing disturbed, and its callback."""
+    config, noting = small(logdir=str(tmp_path_factory.mktemp("noted")), **FLAGS), Noting()
     assert train(config, callbacks=[noting]) == 0
+    return config, noting
+
+
+def test_a_callback_is_called_in_order_and_its_metrics_are_written(noted):
+    config, noting = noted
     before = [("start", 0), ("update", 128), ("evaluation", 256), ("update", 256)]
     assert noting.calls == [*before, ("evaluation", 384), ("update", 384), ("end", 384)]
     progress = runs.load(config.run_dir).progress
@@ -254,11 +263,8 @@ def test_a_callback_is_called_in_order_and_its_metrics_are_written(small, tmp_pa
 
 
 @pytest.mark.parametrize("killed_in", ["evaluation", pytest.param("update", marks=pytest.mark.long)])
-def test_a_run_that_was_killed_goes_on_with_the_state_of_its_callbacks(small, tmp_path, killed_in):
-    flags = {"total_steps": 384, "eval_every": 2, "eval_episodes": 2, "checkpoint_every": 2}
-    whole = small(logdir=str(tmp_path / "whole"), **flags)
-    expected = Noting()
-    assert train(whole, callbacks=[expected]) == 0
+def test_a_run_that_was_killed_goes_on_with_the_state_of_its_callbacks(small, noted, tmp_path, killed_in):
+    whole, expected = noted
 
     class Killed(Noting):
         def on_update(self, run, metrics):
@@ -272,7 +278,7 @@ def test_a_run_that_was_killed_goes_on_with_the_state_of_its_callbacks(small, tm
                 raise KeyboardInterrupt
 
     Killed.__name__ = Noting.__name__  # a checkpoint has the state by the name of the class
-    config = small(logdir=str(tmp_path / "killed"), **flags)
+    config = small(logdir=str(tmp_path), **FLAGS)
     with pytest.raises(KeyboardInterrupt):
         train(config, callbacks=[Killed()])
     found = Noting()
@@ -284,7 +290,7 @@ def test_a_run_that_was_killed_goes_on_with_the_state_of_its_callbacks(small, tm
 
 
 def test_a_callback_ends_a_run_with_its_results(small, tmp_path, capfd):
-    config = small(logdir=str(tmp_path), total_steps=1024, eval_every=2, eval_episodes=2)
+    config = small(logdir=str(tmp_path), total_steps=384, eval_every=2, eval_episodes=2)
     assert train(config, callbacks=[Noting(stop_at=256)]) == 0
     found = results.read(config.run_dir)
     assert found["env_steps"] == 256 and found["stopped"] == "it is enough" and found["eval"]
@@ -294,4 +300,4 @@ def test_a_callback_ends_a_run_with_its_results(small, tmp_path, capfd):
     assert "is complete; a callback stopped it (it is enough)" in capfd.readouterr().out
     assert not again.calls
     assert train(config) == 0, "without the callback it goes on"
-    assert results.read(config.run_dir)["env_steps"] == 1024
+    assert results.read(config.run_dir)["env_steps"] == 384

@@ -77,13 +77,13 @@ def final_state(config):
     found = CheckpointStore(config.run_dir / "checkpoints", keep=3).load(pytest.fail, verify_shards=True)
     arrays = dict(found.learner)
     arrays.pop("progress")
-    ends = {}
-    for shard in found.shards:
+    ends = {}  # by name and first row, the arrays of all workers, each of some envs
+    for shard in sorted(found.shards, key=lambda shard: shard.about["envs"]):
         for name, array in shard.load().items():
             if name not in ("final_at", "finals"):
-                ends.setdefault(name, []).append((shard.about["begin"], array))
+                ends.setdefault(name, {}).setdefault(shard.about["begin"], []).append(array)
     for name, rows in ends.items():
-        joined = np.concatenate([array for _, array in sorted(rows, key=lambda x: x[0])])
+        joined = np.concatenate([np.concatenate(rows[begin], axis=1) for begin in sorted(rows)])
         arrays[f"replay/{name}"] = joined[-200 // 4 :]
     return arrays
 
@@ -103,12 +103,26 @@ def dqn(tmp_path_factory):
     return train(*DQN[:1], tmp_path_factory.mktemp("plain"), *DQN[1:])
 
 
-def test_a_run_in_two_halves_on_four_and_two_replicas_ends_as_one(dqn, tmp_path):
+def test_a_run_in_two_halves_on_four_replicas_and_two_workers_ends_as_one(dqn, tmp_path):
     half = train(*DQN[:1], tmp_path, *DQN[1:], total_steps=200, replicas=4)
     assert results(half)["env_steps"] == 200
-    whole = train(*DQN[:1], tmp_path, *DQN[1:], replicas=2)
-    assert results(whole)["resumed_at"] == [200]
+    whole = train_on_two_workers(half)
+    assert results(whole)["resumed_at"] == [200] and results(whole)["workers"] == 2
     assert_same_end(dqn, whole)
+
+
+def train_on_two_workers(config):
+    """Two processes train a run of DQN to its end; its config."""
+    command = ["-m", "tfrl.dqn", *DQN[1:], "--logdir", config.logdir]
+    ends = run_workers(command, command)
+    assert [code for code, _ in ends] == [0, 0], ends
+    return config
+
+
+@pytest.mark.long
+def test_a_run_in_two_halves_on_two_replicas_and_one_ends_as_one(dqn, tmp_path):
+    train(*DQN[:1], tmp_path, *DQN[1:], total_steps=200, replicas=2)
+    assert_same_end(dqn, train(*DQN[:1], tmp_path, *DQN[1:]))
 
 
 @pytest.mark.long
@@ -200,6 +214,7 @@ def test_priorities_are_the_errors_and_their_weights_grow_to_the_end():
     assert betas == sorted(betas) and betas[0] < 0.6 and betas[-1] == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.long
 def test_two_workers_and_a_kill_end_as_one_process(dqn, tmp_path):
     """Killed by SIGKILL after the first checkpoint, alone; two workers go on with it."""
     command = [sys.executable, "-m", "tfrl.dqn", *DQN[1:], "--logdir", str(tmp_path)]
@@ -210,8 +225,7 @@ def test_two_workers_and_a_kill_end_as_one_process(dqn, tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() in (-signal.SIGKILL, 0)
     killed_at = CheckpointStore(config.run_dir / "checkpoints", keep=3).load(pytest.fail).env_steps
-    ends = run_workers(command[1:], command[1:])
-    assert [code for code, _ in ends] == [0, 0], ends
+    train_on_two_workers(config)
     if killed_at < 400:
         assert results(config)["resumed_at"] == [killed_at] and results(config)["workers"] == 2
     assert results(config)["weights_sha256"] == results(dqn)["weights_sha256"]
