@@ -86,11 +86,20 @@ def test_slow_envs_are_stepped_side_by_side():
 
 @pytest.mark.parametrize("algorithm", ["ppo", pytest.param("sac", marks=pytest.mark.long)])
 def test_a_run_has_the_same_bits(tmp_path, algorithm):
-    settings = {"ppo": {"env": "CartPole-v1", "total_steps": 1024, "num_steps": 64}}.get(
-        algorithm, {"env": "Pendulum-v1", "total_steps": 300, "learning_starts": 100, "num_envs": 2}
-    )
+    settings = {
+        "ppo": {"env": "CartPole-v1", "total_steps": 512, "num_envs": 4, "num_steps": 64, "epochs": 1},
+        "sac": {"env": "Pendulum-v1", "total_steps": 300, "num_envs": 2, "learning_starts": 100},
+    }[algorithm]
     runs = [
-        tfrl.train(algorithm, logdir=tmp_path, run_name=f"r{n}", env_processes=n, eval_episodes=2, **settings)
+        tfrl.train(
+            algorithm,
+            logdir=tmp_path,
+            run_name=f"r{n}",
+            env_processes=n,
+            hidden=(16,),
+            eval_episodes=2,
+            **settings,
+        )
         for n in (0, 2)
     ]
     assert runs[0].results["weights_sha256"] == runs[1].results["weights_sha256"]

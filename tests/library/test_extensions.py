@@ -157,13 +157,17 @@ def test_a_policy_loads_where_its_env_cannot_be_made(runs, tmp_path):
         def __init__(self):
             super().__init__(gymnasium.make("Pendulum-v1"))
 
-    run = tfrl.train("ppo", env=Made, logdir=tmp_path, run_name="p", total_steps=1024, eval_episodes=2)
-    content = (run.folder / facts.FILE).read_text()
-    for folder in (run.folder, run.folder / "export"):
-        code = (
-            f"import tfrl, numpy as np; p = tfrl.load({str(folder)!r}); a = p(np.zeros(3, np.float32))\n"
-            "assert a.shape == (1,) and -2 <= a[0] <= 2, a; print(a)"
-        )
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0 and done.stdout, done.stderr
-    assert "pickle" not in content
+    settings = {"total_steps": 256, "num_envs": 4, "num_steps": 32, "num_minibatches": 2, "epochs": 1}
+    settings |= {"hidden": (16,), "eval_episodes": 1, "logdir": tmp_path, "run_name": "p"}
+    run = tfrl.train("ppo", env=Made, **settings)
+    code = (
+        "import sys, tfrl, numpy as np\n"
+        "for folder in sys.argv[1:]:\n"
+        "    action = tfrl.load(folder)(np.zeros(3, np.float32))\n"
+        "    assert action.shape == (1,) and -2 <= action[0] <= 2, action\n"
+        "    print(action)"
+    )
+    command = [sys.executable, "-c", code, str(run.folder), str(run.folder / "export")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2, done.stderr
+    assert "pickle" not in (run.folder / facts.FILE).read_text()

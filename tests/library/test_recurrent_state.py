@@ -98,7 +98,8 @@ def test_a_missing_state_is_one_sentence(run, tmp_path):
     for state in (None, np.zeros(3)):
         with pytest.raises(tfrl.SettingsError, match=r"needs a state of \[35\]"):
             policy(np.zeros(4, np.float32), state)
-    settings = {**SMALL, "total_steps": 512, "eval_episodes": 1}
+    settings = {"total_steps": 64, "num_envs": 2, "num_steps": 32, "num_minibatches": 1, "epochs": 1}
+    settings |= {"hidden": (8,), "eval_episodes": 1}
     plain = tfrl.load(tfrl.train("ppo", env="CartPole-v1", logdir=tmp_path, **settings).folder)
     with pytest.raises(tfrl.SettingsError, match="not recurrent"):
         plain(np.zeros(4, np.float32), np.zeros(35))
