@@ -107,7 +107,11 @@ def test_a_rollout_is_learned_from_with_the_memory_that_it_was_acted_with(tmp_pa
     assert rollout.first.any() and learner.agent.network.fits_arrays is False
 
 
-@pytest.mark.parametrize("memory", [("lstm", "--memory-size", "16"), ("none",)], ids=lambda memory: memory[0])
+@pytest.mark.parametrize(
+    "memory",
+    [("lstm", "--memory-size", "16"), pytest.param(("none",), marks=pytest.mark.long)],
+    ids=lambda memory: memory[0],
+)
 def test_a_sign_is_remembered_for_ten_steps(tmp_path, memory):
     """Without memory, a right answer is a matter of luck."""
     flags = ("--num-envs", "32", "--num-steps", "33", "--epochs", "4", "--gamma", "0.99")

@@ -95,10 +95,11 @@ def test_any_number_of_actors_is_the_same_run(node, alone, algorithm, count):
     assert lags == [min(update, lag) for update in range(UPDATES)]
 
 
-def test_actors_are_killed_and_one_hangs_and_the_run_is_the_same(node, alone, capsys):
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_actors_are_killed_and_one_hangs_and_the_run_is_the_same(node, alone, kills):
     """Killed at random moments: while they start, act, wait; twice in a row; all at once. One is stopped."""
     moment, done = random.SystemRandom(), threading.Event()
-    signals = [signal.SIGKILL] * 3
+    signals = [signal.SIGKILL] * kills
 
     def disturb():
         while signals and not done.wait(moment.uniform(0, 2)):
