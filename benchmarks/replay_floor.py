@@ -90,8 +90,8 @@ def _agent(config: Any) -> Callable[[], Any]:
     o, a, r, d, o2, noise = _rows(config)
     ones = np.ones(r.shape, np.float32)
     one_env = [x[:, None] for x in (o, a, r, d, o2, ones, ones.astype(np.int64), noise)]
-    batch = Batch(*one_env[:-1])
-    return lambda: agent.begin_gradient_steps(batch, one_env[-1], steps_done=0, count=_LOOP, iteration=0)()
+    prepared = agent.prepare(Batch(*one_env[:-1]), one_env[-1])
+    return lambda: agent.begin_gradient_steps(prepared, steps_done=0, count=_LOOP, iteration=0)()
 
 
 def _rows(config: Any) -> list[np.ndarray]:

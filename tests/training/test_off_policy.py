@@ -176,10 +176,15 @@ def test_priorities_are_the_errors_and_their_weights_grow_to_the_end():
     """(|error| + 1e-6)^alpha of each transition; (N P)^-beta, with beta from 0.4 to 1 over --total-steps."""
     config = parsed(*DQN[:1], *DQN[1:], "--priority-beta", "0.4", "--priority-exponent", "0.7")
     with contextlib.closing(make(config, off_policy.OffPolicyLearner)) as learner:
-        begin, env, betas = learner.agent.begin_gradient_steps, np.arange(4)[:, None], []
-        begin_learning, turns = learner._begin_learning, []
+        prepare, begin = learner.agent.prepare, learner.agent.begin_gradient_steps
+        begin_learning, env, betas, turns, drawn = learner._begin_learning, np.arange(4)[:, None], [], [], []
 
-        def checked(batch, *arguments, count, **further):
+        def noted(batch, noise):
+            drawn.append(batch)
+            return prepare(batch, noise)
+
+        def checked(prepared, *, count, **further):
+            batch = drawn[-1]
             priorities = learner.replay.get_state()["priorities"]  # [envs, rows], as they were drawn by
             shares = priorities / priorities.sum(axis=1, keepdims=True)
             ratio = np.log(shares[env, batch.rows] / shares[shares > 0].min())
@@ -188,7 +193,7 @@ def test_priorities_are_the_errors_and_their_weights_grow_to_the_end():
                 np.testing.assert_allclose(batch.weight, np.exp(-betas[-1] * ratio), rtol=1e-5)
                 # The step that is taken meanwhile counts.
                 assert betas[-1] == pytest.approx(0.4 + 0.6 * 20 * len(turns) / 400, abs=1e-5)
-            results = begin(batch, *arguments, count=count, **further)
+            results = begin(prepared, count=count, **further)
 
             def waited():
                 metrics, errors = results()
@@ -201,7 +206,8 @@ def test_priorities_are_the_errors_and_their_weights_grow_to_the_end():
             turns.append(env_steps)
             begin_learning(env_steps)
 
-        learner.agent.begin_gradient_steps, learner._begin_learning = checked, in_turn
+        learner.agent.prepare, learner.agent.begin_gradient_steps = noted, checked
+        learner._begin_learning = in_turn
         for _ in range(4):
             learned = []
             learner.update()

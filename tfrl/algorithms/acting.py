@@ -61,6 +61,10 @@ class ActingNetwork:
         """Drops the cached NumPy weights, because the weights change."""
         self._array_pass = None
 
+    def use(self, vectors: Mapping[str, np.ndarray]) -> None:
+        """Acts in NumPy with these weight vectors, which must be the present ones."""
+        self._array_pass = self.network.array_pass(vectors)
+
     def vectors(self) -> dict[str, np.ndarray]:
         """The present weights as NumPy vectors."""
         return {name: value.numpy() for name, value in self._read().items()}

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -273,6 +273,14 @@ PendingSteps = Callable[[], tuple[dict[str, float], np.ndarray]]
 """Waits for gradient steps; returns the sums of their metrics, and the errors float32 [K, B, b]."""
 _FLOATS = "floats"  # a field that joins all float32 fields of a batch
 
+
+class Prepared(NamedTuple):
+    """K batches as tensors, by replica, and the shapes of the arrays that they were made of."""
+
+    rows: dict[str, Any]
+    shapes: tuple[tuple[int, ...], ...]
+
+
 Rows = Mapping[str, Any]
 """The tensors [b, ...] of a batch by the fields of `tfrl.experience.replay.Batch`, and `noise`."""
 
@@ -407,14 +415,25 @@ class ReplayAgent(Agent):
         in_background = self._is_one_program and self._config.train_every <= self._config.num_envs
         return asynchronous() if in_background else contextlib.nullcontext()
 
+    def prepare(self, batch: Batch, noise: np.ndarray) -> Prepared:
+        """K batches of this worker's envs for `begin_gradient_steps`.
+
+        `noise` is standard normal, float32 [K, B, b, update_noise].
+        """
+        fields = batch._asdict() | {"noise": noise}
+        del fields["rows"]
+        joined = self._join(fields)
+        shapes = tuple(x.shape for x in joined.values())
+        rows = {name: self._runtime.per_replica(self._by_replica(x)) for name, x in joined.items()}
+        return Prepared(rows, shapes)
+
     def begin_gradient_steps(
-        self, batch: Batch, noise: np.ndarray, *, steps_done: int, count: int, iteration: int
+        self, prepared: Prepared, *, steps_done: int, count: int, iteration: int
     ) -> PendingSteps:
         """Starts gradient steps, one for each of the first `count` of K batches.
 
         Args:
-          batch: K batches of this worker's envs.
-          noise: standard normal, float32 [K, B, b, update_noise].
+          prepared: the batches.
           steps_done: the number of earlier gradient steps.
           count: how many to take.
           iteration: decides the learning rate.
@@ -426,16 +445,11 @@ class ReplayAgent(Agent):
         """
         config = self._config
         scale = learning_rate(config.lr_schedule, 1.0, iteration, config.num_updates)
-        fields = batch._asdict() | {"noise": noise}
-        del fields["rows"]
-        joined = self._join(fields)
-        rows = {name: self._runtime.per_replica(self._by_replica(x)) for name, x in joined.items()}
-        arguments = (rows, tf.constant([steps_done, count]), tf.constant(scale, tf.float32))
+        arguments = (prepared.rows, tf.constant([steps_done, count]), tf.constant(scale, tf.float32))
         # Found by the shapes: TensorFlow's own look at the arguments takes longer than a small network.
-        shapes = tuple(x.shape for x in joined.values())
-        if shapes not in self._compiled:
-            self._compiled[shapes] = self._updates.get_concrete_function(*arguments)
-        done, sums, errors = self._compiled[shapes](*arguments)
+        if prepared.shapes not in self._compiled:
+            self._compiled[prepared.shapes] = self._updates.get_concrete_function(*arguments)
+        done, sums, errors, vectors = self._compiled[prepared.shapes](*arguments)
         self.acting.forget()
 
         def results() -> tuple[dict[str, float], np.ndarray]:
@@ -445,7 +459,9 @@ class ReplayAgent(Agent):
                 raise TrainingError(
                     f"{bad[0]} is not a finite number (gradient step {steps_done + int(done)})"
                 )
-            rows = [e.numpy()[:count].reshape(count, -1, batch.rows.shape[2]) for e in errors]
+            if self.acting.acts_in_arrays:
+                self.acting.use({name: vector.numpy() for name, vector in vectors.items()})
+            rows = [e.numpy()[:count].reshape(count, -1, prepared.shapes[0][2]) for e in errors]
             return {f"train/{name}": value for name, value in totals.items()}, np.concatenate(rows, axis=1)
 
         return results
@@ -487,17 +503,18 @@ class ReplayAgent(Agent):
 
     def _take_steps(
         self, rows: Mapping[str, Any], numbers: tf.Tensor, scale: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor], Weights]:
         """The gradient steps of one call, from rows [K, a replica's rows, ...].
 
-        `numbers` are the number of earlier gradient steps, and how many to take.
+        `numbers` are the number of earlier gradient steps, and how many to take. The results are how many
+        were taken, the sums of metrics, the errors by replica, and the new vectors if NumPy acts.
         """
         steps_done, count = numbers[0], numbers[1]
         gradient_step = tf.autograph.experimental.do_not_convert(self._gradient_step)
         batches, size = self._runtime.first(rows[_FLOATS]).shape[:2]
         if batches == 1:  # a loop costs as much as the step of a small network
             means, kept = gradient_step(rows, tf.constant(0), steps_done, scale)
-            return tf.constant(1), means, [k[None] for k in kept]
+            return tf.constant(1), means, [k[None] for k in kept], self._vectors_to_act()
         done, sums, finite = tf.constant(0), tf.zeros(len(self._reported)), tf.constant(True)
         errors = [tf.zeros((batches, size)) for _ in range(self._runtime.local_replicas)]
         while done < count and finite:
@@ -507,7 +524,11 @@ class ReplayAgent(Agent):
             # Summed over replicas, so all hold the same numbers, and all workers stop together.
             sums, finite = sums + means, tf.reduce_all(tf.math.is_finite(means))
             done += 1
-        return done, sums, errors
+        return done, sums, errors, self._vectors_to_act()
+
+    def _vectors_to_act(self) -> Weights:
+        """The present vectors if NumPy acts: reading them after the call takes longer than the action."""
+        return self.learning.weights(self.network.acting) if self.acting.acts_in_arrays else {}
 
     def _gradient_step(
         self, rows: Mapping[str, Any], number: tf.Tensor, steps_done: tf.Tensor, scale: tf.Tensor

@@ -60,17 +60,21 @@ def layers_of(layer: tf.keras.layers.Layer) -> list[Any]:
     return [layer] if inner is None else [found for one in inner for found in layers_of(one)]
 
 
+def dense_names(layer: Any) -> list[tuple[str, str, str]]:
+    """The names of kernel, bias and activation function of each dense layer of a network that `fits`."""
+    return [
+        (variable_name(one.kernel), variable_name(one.bias), one.activation.__name__)
+        for one in layers_of(layer)
+        if isinstance(one, tf.keras.layers.Dense)
+    ]
+
+
 def dense_layers(function: Functional, vector: np.ndarray) -> DenseLayers:
     """The dense layers of a network that `fits`, from its weight vector."""
     arrays = function.split(vector)
     return [
-        (
-            arrays[variable_name(layer.kernel)],
-            arrays[variable_name(layer.bias)],
-            ACTIVATIONS[layer.activation.__name__],
-        )
-        for layer in layers_of(function.layer)
-        if isinstance(layer, tf.keras.layers.Dense)
+        (arrays[kernel], arrays[bias], ACTIVATIONS[activation])
+        for kernel, bias, activation in function.dense_names
     ]
 
 

@@ -6,6 +6,7 @@ one operation, and a sum over replicas has few tensors. Keras builds the layers 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -145,6 +146,11 @@ class Functional(Packing):
         self.layer = layer
         types = (getattr(one, "compute_dtype", "float32") for one in array_policy.layers_of(layer))
         self.in_float32 = all(kind == "float32" for kind in types)
+
+    @functools.cached_property
+    def dense_names(self) -> list[tuple[str, str, str]]:
+        """`array_policy.dense_names` of the layer, kept because Keras takes longer than an action."""
+        return array_policy.dense_names(self.layer)
 
     def __call__(self, weights: tf.Tensor, *inputs: tf.Tensor) -> Any:
         """The layer's outputs with weights float32 [size]."""

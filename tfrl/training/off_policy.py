@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfrl.algorithms.replay import PendingSteps, ReplayAgent, ReplaySettings
+from tfrl.algorithms.replay import PendingSteps, Prepared, ReplayAgent, ReplaySettings
 from tfrl.envs import registry
 from tfrl.envs.spec import Step, VecEnv
 from tfrl.experience import exploration
 from tfrl.experience.collector import Collector, EnvStates
-from tfrl.experience.replay import Batch, ReplayBuffer
+from tfrl.experience.replay import ReplayBuffer
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard
@@ -138,19 +138,18 @@ class OffPolicyLearner(EnvLearner):
             started = time.perf_counter()
             count = min(due - self._gradient_steps, config.most_gradient_steps)
             results = self.agent.begin_gradient_steps(
-                drawn.batch,
-                drawn.noise,
+                drawn.prepared,
                 steps_done=self._gradient_steps,
                 count=count,
                 iteration=self._session.step,
             )
-            self._pending = drawn.batch.rows[:count], results
+            self._pending = drawn.rows[:count], results
             self._gradient_steps += count
             clock["learning"] += time.perf_counter() - started
             clock["replay"] += started - began
 
     def _draw(self, env_steps: int) -> _Drawn:
-        """The batches of the next call of gradient steps, and their noise."""
+        """The batches of the next call of gradient steps."""
         config, agent = self._config, self.agent
         generators = [
             rng.generator(config.seed, rng.Use.REPLAY, self._gradient_steps, i) for i in self.envs.indices
@@ -160,7 +159,8 @@ class OffPolicyLearner(EnvLearner):
         beta, least = self._beta(env_steps), self._least_share()
         batch = self.replay.sample(generators, batches, each, beta=beta, least=least)
         shape = (batches, each, agent.update_noise)
-        return _Drawn(batch, np.stack([g.standard_normal(shape, np.float32) for g in generators], axis=1))
+        noise = np.stack([g.standard_normal(shape, np.float32) for g in generators], axis=1)
+        return _Drawn(batch.rows, agent.prepare(batch, noise))
 
     def _finish_learning(self, env_steps: int) -> None:
         """Waits for the gradient steps that are under way, if any are."""
@@ -249,10 +249,10 @@ class OffPolicyLearner(EnvLearner):
 
 
 class _Drawn(NamedTuple):
-    """Batches of a call of gradient steps, and their noise, float32 [K, B, b, noise]."""
+    """The batches of a call of gradient steps, and their rows of the replay, int64 [K, B, b]."""
 
-    batch: Batch
-    noise: np.ndarray
+    rows: np.ndarray
+    prepared: Prepared
 
 
 class EnvSource:
