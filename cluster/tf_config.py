@@ -11,7 +11,7 @@ from tfrl.cli.errors import UserError
 from tfrl.workers import tf_config
 
 USAGE = "python -m cluster.tf_config (--hosts A:2222,B:2222 --index I | --check)"
-DESCRIPTION = """Prints the line that sets TF_CONFIG on one machine of a cluster, or checks the one set.
+DESCRIPTION = """Prints the line that sets TF_CONFIG on one machine of a cluster, or checks TF_CONFIG.
 
   python -m cluster.tf_config --hosts a:2222,b:2222 --index 0     for the first machine
   python -m cluster.tf_config --hosts a:2222,b:2222 --index 1     for the second

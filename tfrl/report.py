@@ -71,8 +71,8 @@ class Options:
     """The place of the report."""
 
     out: str | None = None
-    """The folder of report.html and plots/. None: the run's; for several runs, the folder of the first run's
-    folder."""
+    """The folder of report.html and plots/. None: the run's folder; for several runs, the folder that has the
+    first run in it."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -116,6 +116,10 @@ class Config(Run, Learning, Task, settings.Settings):
 
     sections: ClassVar[tuple[type, ...]] = (Task, Learning, settings.Hardware, Run)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
+    preset_summaries: ClassVar[Mapping[str, str]] = {
+        "default": "resnet-mini on frames of procgen",
+        "he-cifar10": "resnet20 on CIFAR-10, by section 4.2 of He et al. 2015",
+    }
 
     @property
     def in_parts(self) -> bool:

@@ -60,7 +60,7 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
 """The settings that each preset changes in Config's defaults."""
 _SUMMARIES = {
     "openai-easy": "the authors' settings, which are for easy levels",
-    "openai-hard": "the same with the levels and envs of PPO's openai-hard",
+    "openai-hard": "the same, with the levels and envs of PPO's openai-hard",
     "gymnasium": "PPO's settings for Gymnasium envs, for envs with images",
 }
 

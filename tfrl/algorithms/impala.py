@@ -95,10 +95,10 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
 """The settings that each preset changes in Config's defaults."""
 
 _SUMMARIES = {
-    "procgen": "easy levels; the defaults below",
-    "procgen-hard": "hard levels",
-    "paper": "Espeholt et al. 2018, table G.1: its loss is a sum over 20 x 32 samples, and ours their mean, "
-    "so its epsilon and gradient norm are divided",
+    "procgen": "for procgen's easy levels; the other presets begin from these",
+    "procgen-hard": "for procgen's hard levels",
+    "paper": "Espeholt et al. 2018, table G.1. Its loss is a sum over 20 x 32 samples, and ours is the mean, "
+    "so its gradient norm is divided by 640, and its epsilon by the square of 640",
     "gymnasium": "for Gymnasium envs with vectors, which use it by default",
 }
 

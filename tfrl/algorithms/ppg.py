@@ -83,9 +83,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 """The settings that each preset changes in Config's defaults."""
 _SUMMARIES = {
-    "openai-easy": "the authors' settings, with the levels and envs of PPO's openai-easy; not their "
-    "initialisation, nor whole rollouts as minibatches",
-    "openai-hard": "the same for hard levels, of their four workers together: all levels are training "
+    "openai-easy": "the authors' settings, with the levels and envs of PPO's openai-easy; docs/algorithms.md "
+    "lists the differences",
+    "openai-hard": "the same for hard levels, with the envs of their four workers: all levels are training "
     "levels, as in the paper, so there are no unseen levels",
     "gymnasium": "PPO's settings for Gymnasium envs, with shorter phases",
 }

@@ -118,8 +118,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 """The settings that each preset changes in Config's defaults."""
 
 _SUMMARIES: Mapping[str, str] = {
-    "openai-easy": "train-procgen's settings for easy levels; the defaults of other presets",
-    "openai-hard": "train-procgen's settings for hard levels, of its four workers together",
+    "openai-easy": "train-procgen's settings for easy levels; the other presets begin from these",
+    "openai-hard": "train-procgen's settings for hard levels, with the envs of its four workers",
     "cookbook": "the rollout, learning rate, clip ratio and discount of the TensorFlow 2 cookbook's procgen "
     "recipe, for a comparison. The recipe itself has one env, Nadam, the rewards (r + 8) / 8 and a network "
     "with dropout",
