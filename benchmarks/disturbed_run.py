@@ -96,7 +96,7 @@ class DisturbedRun:
 
     @property
     def pid(self) -> int:
-        """The number of its first process, below which are all others."""
+        """The number of its first process, whose descendants are all its other processes."""
         return self._process.pid
 
     @property

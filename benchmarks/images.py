@@ -81,7 +81,7 @@ def main(options: Options) -> None:
 
 
 def _check(options: Options) -> None:
-    """Raises UserError for what the measuring processes could not do."""
+    """Raises UserError if the measuring processes would refuse the options."""
     flags = ["--model", options.model, "--normalization", options.normalization]
     config.parse([*flags, "--batch-size", str(options.batch_size), "--replicas", "2"])
 

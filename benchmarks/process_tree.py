@@ -24,7 +24,7 @@ def family(pid: int) -> list[int]:
 
 
 def named(parent: int, begins: bytes) -> list[int]:
-    """Process numbers of those descendants whose command begins so."""
+    """Process numbers of the descendants whose command begins with `begins`."""
     found = []
     for pid in family(parent)[1:]:
         with contextlib.suppress(OSError):

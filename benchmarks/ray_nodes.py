@@ -54,7 +54,7 @@ class Node:
         return self.processes(ACTOR)
 
     def processes(self, begins: bytes) -> list[int]:
-        """Process numbers of those of its processes whose command begins so."""
+        """Process numbers of its processes whose command begins with `begins`."""
         return named(self.process.pid, begins)
 
     def kill(self) -> None:

@@ -46,7 +46,7 @@ class Options:
     episodes: Annotated[int, EPISODES] = 256
     """Episodes of each level set, the same number in every env."""
     greedy: bool | None = None
-    """Take the most likely action (--no-greedy: draw one); None: as the run's own evaluation does."""
+    """Take the most likely action (--no-greedy: draw one); None: as in the run's own evaluation."""
     envs: str | None = None
     """Envs to play, separated by commas; None: the run's."""
     seed: Annotated[int | None, NATURAL] = None

@@ -38,7 +38,7 @@ class Options(Recording):
     window: bool = False
     """Show the policy in a window instead of writing a file. Escape, q or its close button ends it."""
     greedy: bool | None = None
-    """Take the most likely action (--no-greedy: draw one); None: as the run's own evaluation does."""
+    """Take the most likely action (--no-greedy: draw one); None: as in the run's own evaluation."""
     seed: Annotated[int | None, NATURAL] = None
     """Seed of levels and actions; None: the run's."""
     checkpoint: str = "last"

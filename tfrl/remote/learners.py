@@ -190,7 +190,7 @@ class Nodes:
         wanted, said = sum(self._needs.values()), False
         while (free := free_cpus(wanted)) < wanted and not told():
             if not said:
-                tell(f"waiting until Ray has {wanted} CPUs free, of which it has {free}")
+                tell(f"waiting until Ray has {wanted} free CPUs; it has {free}")
                 said = True
             time.sleep(_LOOK_EVERY)
         return not told()

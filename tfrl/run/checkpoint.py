@@ -259,7 +259,7 @@ class CheckpointStore:
         files.sync_folder(self._directory)
 
     def _prune(self, update: int) -> None:
-        """Removes the files that this checkpoint made superfluous; after an error, the next save does."""
+        """Removes the files that this checkpoint made superfluous; the next save retries after an error."""
         if self._worker != 0:
             return
         with contextlib.suppress(OSError):
