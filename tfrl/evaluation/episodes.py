@@ -160,18 +160,10 @@ class _Tally:
         return np.flatnonzero(self.done < self.played.returns.shape[1])
 
     def cut_off(self, step: Step) -> Step:
-        """Truncates episodes that are too long; the next episode of such an env continues from there."""
+        """Ends episodes that are too long; the next episode of such an env continues from there."""
         self._is_cut = ~step.first & (self._length + 1 >= LONGEST_EPISODE)
-        if not self._is_cut.any():
-            return step
         self.cut += int(self._is_cut[self.active()].sum())
-        finals = np.array(step.observation)
-        if step.final_observation is not None:
-            finals[step.truncated] = step.final_observation
-        truncated = step.truncated | self._is_cut
-        return step._replace(
-            first=step.first | self._is_cut, truncated=truncated, final_observation=finals[truncated]
-        )
+        return step._replace(first=step.first | self._is_cut)
 
     def add(self, env: VecEnv, step: Step) -> bool:
         """Adds a step of all envs; True if it ended an episode that counts."""
