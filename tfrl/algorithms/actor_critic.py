@@ -229,6 +229,11 @@ class ActorCriticAgent(Agent):
         self.acting.forget()
 
 
+def flat(x: tf.Tensor) -> tf.Tensor:
+    """Reshapes [T, B, ...] to [T * B, ...]."""
+    return tf.reshape(x, (-1, *x.shape[2:]))
+
+
 def units_of_part(units: int, rows_each: int, most_rows: int) -> int:
     """The number of units, such as whole sequences, of a part.
 

@@ -81,10 +81,6 @@ class Config(DrAC, ppo.Config):
         """The names of the augmentations that are used: one, or all that fit the env's images."""
         return fitting(registry.specs(self)[0].image_shapes) if self.augment == UCB else (self.augment,)
 
-    def default_preset(self) -> str:
-        """The default preset of the command."""
-        return self.family_preset
-
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
         super().check()

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSettings, units_of_part
+from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSettings, flat, units_of_part
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, Reader
 from tfrl.cli.words import multiples_near
@@ -270,11 +270,11 @@ class ImpalaAgent(ActorCriticAgent):
         )
         shape = (config.num_steps, observations.shape[1])
         if memory:
-            memory = [self.network.sequences(_flat(memory[0]), _flat(memory[1]), shape[1])]
-        parameters, values, *_ = self.network.outputs(weights, _flat(observations), *memory)
+            memory = [self.network.sequences(flat(memory[0]), flat(memory[1]), shape[1])]
+        parameters, values, *_ = self.network.outputs(weights, flat(observations), *memory)
         values = tf.reshape(values, (shape[0] + 1, shape[1]))
         policy = self.network.distribution(parameters[: shape[0] * shape[1]])
-        log_probs = policy.log_prob(_flat(actions))
+        log_probs = policy.log_prob(flat(actions))
         log_ratios = tf.reshape(log_probs, shape) - acted_log_probs
         advantages, targets = returns.vtrace(
             *(log_ratios, rewards, discounts, values[:-1], values[-1]),
@@ -282,11 +282,11 @@ class ImpalaAgent(ActorCriticAgent):
             c_bar=config.c_bar,
             lam=config.vtrace_lambda,
         )
-        policy_loss = losses.policy_gradient(log_probs, _flat(advantages))
-        value_loss = losses.value_error(_flat(values[:-1]), _flat(targets))
+        policy_loss = losses.policy_gradient(log_probs, flat(advantages))
+        value_loss = losses.value_error(flat(values[:-1]), flat(targets))
         entropy = policy.entropy()
         loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-        log_ratio, target, error = (_flat(x) for x in (log_ratios, targets, targets - values[:-1]))
+        log_ratio, target, error = (flat(x) for x in (log_ratios, targets, targets - values[:-1]))
         rho = tf.minimum(tf.exp(log_ratio), config.rho_bar)
         means = (policy_loss, value_loss, entropy, losses.approx_kl(log_ratio), rho)
         moments = (target, tf.square(target), error, tf.square(error))
@@ -302,8 +302,3 @@ def _metrics(means: np.ndarray) -> dict[str, float]:
     share = unexplained / varies if varies > 0 else float(unexplained > 0)
     named |= {"explained_variance": 1.0 - share, "grad_norm": norm}
     return {f"train/{name}": value for name, value in named.items()}
-
-
-def _flat(x: tf.Tensor) -> tf.Tensor:
-    """Reshapes [U, b, ...] to [U * b, ...]."""
-    return tf.reshape(x, (-1, *x.shape[2:]))

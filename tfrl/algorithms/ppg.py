@@ -128,10 +128,6 @@ class Config(PPG, ppo.Config):
         micro_batch = math.gcd(self.micro_batch, rows // replicas) if self.micro_batch else 0
         return StepSize(rows, micro_batch, self.least_parts)
 
-    def default_preset(self) -> str:
-        """The default preset of the command."""
-        return self.family_preset
-
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
         super().check()

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSettings, units_of_part
+from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSettings, flat, units_of_part
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import FRACTION, NATURAL, NOT_NEGATIVE, POSITIVE, Range, Reader
 from tfrl.cli.words import divisors_near, multiples_near
@@ -243,15 +243,14 @@ class Config(PPO, RolloutSettings):
                 f"{self.micro_batch}; use {multiples_near(self.micro_batch, length)}."
             )
 
-    @property
-    def family_preset(self) -> str:
-        """The preset of the env's family. Gymnasium envs with images get the preset of games."""
-        preset = registry.family(self.env).preset
-        return "openai-easy" if preset == "gymnasium" and self.shows_images else preset
-
     def default_preset(self) -> str:
-        """The default preset of the command: that of the env, or of its family."""
-        return _OF_ENVS.get(registry.own_name(self.env)) or self.family_preset
+        """The default preset of the command: that of the env, or of its family.
+
+        Gymnasium envs with images get the preset of games.
+        """
+        of_env = _OF_ENVS.get(registry.own_name(self.env), "")
+        preset = of_env if of_env in self.presets else registry.family(self.env).preset
+        return "openai-easy" if preset == "gymnasium" and self.shows_images else preset
 
     @classmethod
     def derive(cls, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -319,15 +318,12 @@ parse, from_yaml = PROCGEN_READER.parse, PROCGEN_READER.from_yaml
 class Totals:
     """The gradient steps of an update so far, and their sums."""
 
-    names: Sequence[str]  # the means over minibatches; the gradient's norm follows
+    names: Sequence[str]  # of the means over minibatches
+    sums: np.ndarray  # of these and of the gradient's norm, float32 [names + 1]
     steps: int = 0
     ended: bool = False  # the update ended early, by --target-kl or because a value is NaN
-    sums: np.ndarray = field(init=False)  # float32 [names + 1]
     first_error: float = 0.0
     explained_variance: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.sums = np.zeros(len(self.names) + 1, np.float32)
 
     def add(self, steps: int, ended: bool, sums: np.ndarray, first_error: float) -> None:
         """Adds the steps of one call.
@@ -491,7 +487,7 @@ class PPOAgent(ActorCriticAgent):
             memory = rollout.started_memory[:, :-1], rollout.keeps[:, :-1]
             samples = samples._replace(memory=tuple(map(per_replica, memory)))
         rows = per_replica(self._minibatches(number))
-        totals = Totals(self.means)
+        totals = Totals(self.means, np.zeros(len(self.means) + 1, np.float32))
         for epoch in range(config.epochs):
             if epoch == 0:
                 values = np.concatenate([acted_values, self.last_values(rollout)[:, None]], axis=1)
@@ -603,7 +599,7 @@ class PPOAgent(ActorCriticAgent):
         )
         advantages, targets = self._gae(rewards, discounts, values, last_values, lam=config.gae_lambda)
         # float64, because sums of squares must not depend on the distribution of samples over replicas.
-        shuffled = tf.cast(tf.gather(_flat(advantages), self._rows(steps)), tf.float64)  # [E * M, b]
+        shuffled = tf.cast(tf.gather(flat(advantages), self._rows(steps)), tf.float64)  # [E * M, b]
         wide_targets, errors = tf.cast(targets, tf.float64), tf.cast(targets - values, tf.float64)
         sums = [_two_sums(shuffled, 1), _two_sums(wide_targets, (0, 1)), _two_sums(errors, (0, 1))]
         if config.normalize_advantages == "batch":
@@ -674,7 +670,7 @@ class PPOAgent(ActorCriticAgent):
 
         `end` comes from every replica, float32 [replicas].
         """
-        shared = (tf.nest.map_structure(_flat, samples), moments[index], index)
+        shared = (tf.nest.map_structure(flat, samples), moments[index], index)
         if self.network.state_size:
             rows = tf.reshape(steps, (self.gradient_steps_per_update, -1))
         else:
@@ -736,8 +732,3 @@ class PPOAgent(ActorCriticAgent):
         if config.clip_value:
             return losses.clipped_value_error(values, old_values, targets, config.clip_ratio)
         return losses.value_error(values, targets)
-
-
-def _flat(x: tf.Tensor) -> tf.Tensor:
-    """Reshapes [T, B, ...] to [T * B, ...]."""
-    return tf.reshape(x, tf.concat([[-1], tf.shape(x)[2:]], axis=0))
