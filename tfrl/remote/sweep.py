@@ -137,20 +137,20 @@ def _run_trial(
     failure = failure_file(logdir, name)
     failure.unlink(missing_ok=True)
 
-    def report(told: Part, metrics: Mapping[str, Any]) -> None:
+    def report(part: Part, metrics: Mapping[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as place:
-            (Path(place) / _PART).write_text(json.dumps({"trial": name, "part": told}))
+            (Path(place) / _PART).write_text(json.dumps({"trial": name, "part": part}))
             tune.report(dict(metrics), checkpoint=tune.Checkpoint.from_directory(place))
 
     try:
-        part = begin(sweep, logdir, name, own, _told())
+        part = begin(sweep, logdir, name, own, _reported())
         Trial(sweep, logdir, own, part, environment=environment, folder=folder, tell=report).run()
     except Exception as error:
         files.write(failure, str(error) or type(error).__name__)
         raise
 
 
-def _told() -> Mapping[str, Any] | None:
+def _reported() -> Mapping[str, Any] | None:
     """The content of the checkpoint from which Ray Tune lets a trial continue."""
     checkpoint = tune.get_checkpoint()
     if checkpoint is None:

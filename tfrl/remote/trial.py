@@ -128,7 +128,7 @@ def _newest(logdir: Path, name: str) -> Path:
 
 
 def begin(
-    sweep: Sweep, logdir: Path, name: str, own: Mapping[str, Any], told: Mapping[str, Any] | None
+    sweep: Sweep, logdir: Path, name: str, own: Mapping[str, Any], reported: Mapping[str, Any] | None
 ) -> Part:
     """The part with which a trial continues; a new run if it got another trial's weights.
 
@@ -136,21 +136,21 @@ def begin(
       sweep, logdir: the sweep and its folder.
       name: the trial's name.
       own: its varied settings.
-      told: the `trial` that last reported these weights, and its `part`; None: the trial or its sweep begins.
+      reported: the `trial` and `part` that last reported these weights; None: the trial or its sweep begins.
 
     Raises:
       TrainingError: the other trial's run has no checkpoint.
     """
-    if told is None:
+    if reported is None:
         part = current(logdir, name, own)[0]
         rows = rows_with(logdir / part.run / PROGRESS_FILE, sweep.metric)
         if sweep.scheduler == "pbt" and len(rows) > 1:  # PBT is to compare the newest evaluation only
             evaluations = part.evaluations + len(rows) - 1
             part = part._replace(seen=rows[-2].env_steps, evaluations=evaluations)
-    elif told["trial"] == name:
-        part = Part(*told["part"])
+    elif reported["trial"] == name:
+        part = Part(*reported["part"])
     else:
-        part = _taken_over(logdir, name, Part(*told["part"]))
+        part = _taken_over(logdir, name, Part(*reported["part"]))
     place = logdir / part.run
     if not (place / _PART).exists():
         files.make_folder(place)
