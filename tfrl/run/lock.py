@@ -29,10 +29,6 @@ _GLANCES = 0.5  # seconds; longer than a check holds the lock
 _LONGEST = 400  # characters that are read of a lock's file
 
 
-class HeldError(Exception):
-    """Another process has the lock; the text names it."""
-
-
 @contextlib.contextmanager
 def take_run(
     config: SettingsT, cluster: TFConfig | None, read: Callable[[Path], SettingsT]
@@ -71,16 +67,21 @@ def locked(
       UserError: another process holds it.
       PeerError: it still does, after the patience.
     """
+    file: IO[str] | None = None
     try:
-        file = _wait(run, patience, does, instead)
+        file = _take(run, patience, does, instead)
     except OSError as error:
-        file, reason = None, error.strerror
-        tell(f"warning: {run} cannot be locked ({reason}); make sure that no other process trains it.")
+        tell(
+            f"warning: {run} cannot be locked ({error.strerror}); make sure that no other process trains it."
+        )
     try:
         yield
     finally:
         if file is not None:
-            give_up(run, file)
+            with file, contextlib.suppress(OSError):
+                if _is_at(run / LOCK_FILE, file):
+                    (run / LOCK_FILE).unlink()  # while the lock is held, so that others notice it
+                run.rmdir()  # fails unless the folder is empty
 
 
 def is_held(run: Path) -> bool:
@@ -99,30 +100,13 @@ def is_held(run: Path) -> bool:
     return False
 
 
-def _wait(run: Path, patience: float, does: str, instead: str) -> IO[str]:
-    """Takes the lock. Raises UserError or PeerError if the time is up, and OSError if it cannot be locked."""
-    end, told = time.monotonic() + max(patience, _GLANCES), False
-    while True:
-        try:
-            return take(run)
-        except HeldError as held:
-            if time.monotonic() >= end:
-                raise (PeerError if patience else UserError)(
-                    f"{run} is in use: {held} {does} it; wait until that process ends, or choose another "
-                    f"{instead}."
-                ) from None
-            if patience and not told:
-                tell(f"waiting for {held}, which {does} {run}")
-                told = True
-        time.sleep(_RETRY_EVERY)
+def _take(run: Path, patience: float, does: str, instead: str) -> IO[str]:
+    """Takes the lock, and returns its file, which holds the lock until it is closed.
 
-
-def take(run: Path) -> IO[str]:
-    """Takes the lock of the run's folder, which it makes if it is missing. Returns the file for `give_up`.
-
-    Raises HeldError if another process has the lock, and OSError if it cannot be locked.
+    Raises UserError or PeerError if the time is up, and OSError if the folder cannot be locked.
     """
-    path = run / LOCK_FILE
+    path, told = run / LOCK_FILE, False
+    end = time.monotonic() + max(patience, _GLANCES)
     while True:
         files.make_folder(run)
         try:
@@ -134,29 +118,29 @@ def take(run: Path) -> IO[str]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise HeldError(" ".join(file.read(_LONGEST).split()) or "another process") from None
-            if _is_at(path, file):  # otherwise the last holder has removed it
-                _sign(file.fileno())
+                holder = " ".join(file.read(_LONGEST).split()) or "another process"
+            else:
+                if not _is_at(path, file):
+                    continue  # the last holder has removed the file
+                with contextlib.suppress(OSError):  # on a full disk the holder stays unnamed
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
                 opened.pop_all()
                 return file
-
-
-def give_up(run: Path, file: IO[str]) -> None:
-    """Releases the lock of `take`; removes the folder if it is empty."""
-    with file, contextlib.suppress(OSError):
-        if _is_at(run / LOCK_FILE, file):
-            (run / LOCK_FILE).unlink()  # while the lock is held, so that others notice it
-        run.rmdir()  # fails unless the folder is empty
+        if time.monotonic() >= end:
+            raise (PeerError if patience else UserError)(
+                f"{run} is in use: {holder} {does} it; wait until that process ends, or choose another "
+                f"{instead}."
+            )
+        if patience and not told:
+            tell(f"waiting for {holder}, which {does} {run}")
+            told = True
+        time.sleep(_RETRY_EVERY)
 
 
 def _is_at(path: Path, file: IO[str]) -> bool:
+    """True if `path` is still the open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
         return False
-
-
-def _sign(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # on a full disk the holder stays unnamed
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
