@@ -240,18 +240,29 @@ class DataParallel:
         return [polyak(target, source, self._tau) for target, source in pairs]
 
     def _summed_gradients(self, name: str, rows: Any, shared: Any) -> Any:
-        """This replica's gradients and sums of metrics, and the errors of its parts."""
+        """This replica's gradients and sums of metrics, and the errors of each of its parts, [parts, ...].
+
+        Parts are computed a few at a time, because their activations are in memory together.
+        """
         step, weights = self._steps[name], self.weights()
+
+        def of_part(part: Any) -> Any:
+            return self._part[name](weights, part, shared)
+
+        parts = tf.nest.map_structure(lambda x: tf.reshape(x, (-1, step.part_rows, *x.shape[1:])), rows)
+        if tf.nest.flatten(parts)[0].shape[0] == 1:
+            sums, kept = of_part(tf.nest.map_structure(lambda x: x[0], parts))
+            return sums, tf.nest.map_structure(lambda x: x[None], kept)
         specs = [tf.TensorSpec(self._variables[vector].shape) for vector in step.learned]
         errors = {"rows": tf.TensorSpec([step.part_rows]), "largest": tf.TensorSpec([]), "": ()}
         moved = {vector: tf.TensorSpec(self._variables[vector].shape) for vector in step.moved}
-        return sum_parts(
-            lambda part: self._part[name](weights, part, shared),
-            rows,
-            part_rows=step.part_rows,
-            signature=((specs, tf.TensorSpec([len(step.metrics)])), (errors[step.errors], moved)),
-            at_once=self._runtime.parts_at_once,
+        sums, kept = tf.map_fn(
+            of_part,
+            parts,
+            fn_output_signature=((specs, tf.TensorSpec([len(step.metrics)])), (errors[step.errors], moved)),
+            parallel_iterations=self._runtime.parts_at_once,
         )
+        return tf.nest.map_structure(pairwise_sum, sums), kept
 
     def _part_gradients(self, step: GradientStep, weights: Weights, rows: Any, shared: Any) -> Any:
         """The same as `part_gradients`, for given weights."""
@@ -314,36 +325,6 @@ def pairwise_sum(parts: tf.Tensor) -> tf.Tensor:
         sums = tf.reduce_sum(pairs, axis=1)
         parts = sums if count % 2 == 0 else tf.concat([sums, parts[-1:]], axis=0)
     return parts[0]
-
-
-def sum_parts(
-    function: Callable[[Any], tuple[Any, Any]],
-    rows: Any,
-    *,
-    part_rows: int,
-    signature: tuple[Any, Any],
-    at_once: int,
-) -> tuple[Any, Any]:
-    """Results of a replica's rows, computed in parts and summed in pairs.
-
-    Args:
-      function: computes two nests of tensors from some rows: values to sum, such as gradients, and values to
-        keep for each part, such as a maximum.
-      rows: a nest of tensors [b, ...].
-      part_rows: the number of rows of a part; it divides b.
-      signature: `tf.TensorSpec`s of the function's results.
-      at_once: the number of parts that are computed at the same time. Their activations are in memory
-        together.
-
-    Returns:
-      The sums, and the kept values of each part, [parts, ...].
-    """
-    parts = tf.nest.map_structure(lambda x: tf.reshape(x, (-1, part_rows, *x.shape[1:])), rows)
-    if tf.nest.flatten(parts)[0].shape[0] == 1:
-        sums, kept = function(tf.nest.map_structure(lambda x: x[0], parts))
-        return sums, tf.nest.map_structure(lambda x: x[None], kept)
-    sums, kept = tf.map_fn(function, parts, fn_output_signature=signature, parallel_iterations=at_once)
-    return tf.nest.map_structure(pairwise_sum, sums), kept
 
 
 def sum_replicas(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
