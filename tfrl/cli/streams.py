@@ -152,11 +152,16 @@ def native_log(path: Path) -> Iterator[None]:
     sys.stderr = os.fdopen(screen, "w", buffering=1, errors="backslashreplace", closefd=False)
 
     def end(*, failed: bool) -> None:
-        _restore(python, screen)
+        _flush()
+        os.dup2(screen, 2)
+        os.close(screen)
+        sys.stderr = python
         if failed:
             _show(_worth_showing(log, began)[-_SHOWN:])
         if not _worth_showing(log):
-            _remove(path)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+                path.parent.rmdir()  # fails while other workers have logs there
 
     try:
         yield
@@ -185,19 +190,6 @@ def _open_log(path: Path) -> tuple[IO[bytes], int]:
     except OSError:
         log = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115  # open until the process ends
     return log, log.seek(0, os.SEEK_END)
-
-
-def _restore(python: IO[str], screen: int) -> None:
-    _flush()
-    os.dup2(screen, 2)
-    os.close(screen)
-    sys.stderr = python
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
-        path.parent.rmdir()  # fails while other workers have logs there
 
 
 def _show(lines: Sequence[bytes]) -> None:

@@ -137,12 +137,6 @@ class Optimizer(OptimizerSettings):
     adds it to the mean square."""
 
 
-def ineffective_of_optimizer(config: Optimizer) -> dict[str, str]:
-    """Settings without an effect for the optimizer by name, each with the reason."""
-    found = {} if config.optimizer == "rmsprop" else {"rmsprop_decay": "without --optimizer rmsprop"}
-    return found | ({"adam_epsilon": "with --optimizer sgd"} if config.optimizer == "sgd" else {})
-
-
 def check(config: RLSettings) -> None:
     """Raise UserError if a torso does not exist or cannot take the observations, or if memory cannot work."""
     for name, torso in (("torso", config.torso), ("critic_torso", config.critic_torso)):

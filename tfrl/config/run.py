@@ -157,7 +157,11 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
             found["free_deviation"] = "where actions are discrete"
         if getattr(self, "memory", None) == "none":
             found |= dict.fromkeys(network.DECIDE_MEMORY, "without --memory")
-        return found | network.ineffective_of_optimizer(self)
+        if self.optimizer != "rmsprop":
+            found["rmsprop_decay"] = "without --optimizer rmsprop"
+        if self.optimizer == "sgd":
+            found["adam_epsilon"] = "with --optimizer sgd"
+        return found
 
     @property
     def steps_per_env(self) -> int:

@@ -71,13 +71,11 @@ def last_line(path: Path) -> str:
 
 def last_change(paths: Iterable[Path]) -> float:
     """The newest modification time of files, as `time.time`; 0.0 if none exists."""
-    return max((found.st_mtime for found in _stats(paths)), default=0.0)
-
-
-def _stats(paths: Iterable[Path]) -> Iterator[os.stat_result]:
+    newest = 0.0
     for path in paths:
         with contextlib.suppress(OSError):  # missing, or removed meanwhile
-            yield path.stat()
+            newest = max(newest, path.stat().st_mtime)
+    return newest
 
 
 def write_synced(path: Path, data: bytes) -> None:
