@@ -53,9 +53,10 @@ def measure(
     passes = Passes(*each)
 
     def train(config: Any, cluster: Any, make_learner: Callable[..., Any], callbacks: Any = ()) -> int:
-        return original(
-            config, cluster, lambda c, s: _sampled(make_learner(c, s), precision, passes, samples), callbacks
-        )
+        def make(session: Any) -> Any:
+            return _sampled(make_learner(session), precision, passes, samples)
+
+        return original(config, cluster, make, callbacks)
 
     original, loop.train = loop.train, train
     with tempfile.TemporaryDirectory() as logdir:

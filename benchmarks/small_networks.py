@@ -151,7 +151,7 @@ def _make_learner(preset: str, folder: Path) -> Any:
     runtime = strategy.make(config, None)
     watchdog = Watchdog(folder / "heartbeats", ("here",), 0, stall_timeout=0.0)
     stop = StopRequest(folder / "stop")
-    session = Session(config, runtime, Progress(enabled=False), stop, watchdog, step_name="update")
+    session = Session(config, runtime, Progress(enabled=False), stop, watchdog)
     return OnPolicyLearner(config, session, PPOAgent)
 
 

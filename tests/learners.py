@@ -48,7 +48,7 @@ def make(config, kind=OnPolicyLearner):
     runtime = strategy.make(config, None)
     stop = StopRequest(config.run_dir / "stop")
     watchdog = Watchdog(config.run_dir / "heartbeats", ("here",), 0, stall_timeout=0.0)
-    session = Session(config, runtime, Console(enabled=False), stop, watchdog, step_name="update")
+    session = Session(config, runtime, Console(enabled=False), stop, watchdog)
     learner = kind(config, session, _agent_class(config.algorithm))
     learner.session = session
     return learner
@@ -58,7 +58,7 @@ def updated(learner, updates):
     """The metrics of some updates, without times, and the weights after them."""
     history = []
     for _ in range(updates):
-        metrics = learner.update().metrics
+        metrics = learner.update()
         history.append({k: v for k, v in metrics.items() if not k.startswith("time/")})
     return history, {name: weight.copy() for name, weight in learner.weights().items()}
 
@@ -66,7 +66,7 @@ def updated(learner, updates):
 def train(config, kind=OnPolicyLearner, callbacks=()):
     """Trains as the algorithm's command does, in this process; the exit code."""
     agent = _agent_class(config.algorithm)
-    return loop.train(config, None, lambda c, session: kind(c, session, agent), callbacks)
+    return loop.train(config, None, lambda session: kind(config, session, agent), callbacks)
 
 
 def _agent_class(algorithm):

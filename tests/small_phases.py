@@ -57,7 +57,7 @@ def finish(learner, updates):
     while len(history) < updates:
         update = learner.update()
         if update is not None:
-            history.append({k: v for k, v in update.metrics.items() if not k.startswith("time/")})
+            history.append({k: v for k, v in update.items() if not k.startswith("time/")})
     return history, {name: weight.copy() for name, weight in learner.weights().items()}
 
 

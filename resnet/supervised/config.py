@@ -120,6 +120,7 @@ class Config(Run, Learning, Task, settings.Settings):
         "default": "resnet-mini on frames of procgen",
         "he-cifar10": "resnet20 on CIFAR-10, by section 4.2 of He et al. 2015",
     }
+    step_name: ClassVar[str] = "step"
 
     @property
     def in_parts(self) -> bool:

@@ -18,7 +18,7 @@ from tfrl.cli.streams import quiet_start
 from tfrl.ops.optimizers import learning_rate
 from tfrl.run import loop
 from tfrl.run.checkpoint import CheckpointShard
-from tfrl.run.loop import Conclusion, Update
+from tfrl.run.loop import Conclusion
 from tfrl.run.session import Session, folder_rows, hardware_rows, tensorboard
 from tfrl.run.stop import Stopped, stop_code
 from tfrl.workers.tf_config import TFConfig
@@ -29,13 +29,13 @@ _SUMS = 6  # loss, accuracy, gradient norm, steps, seconds, seconds of waiting f
 def train(config: Config, cluster: TFConfig | None) -> int:
     """Runs or continues the run that `config` describes; the process's exit code. Raises as `loop.train`."""
 
-    def make(config: Config, session: Session) -> ImageLearner:
+    def make(session: Session) -> ImageLearner:
         with session.watchdog.unhurried(), quiet_start():
             tell = session.console.message
             dataset = data.load_on_all(config.dataset, config.image_size, session.runtime, tell)
         return ImageLearner(config, session, dataset)
 
-    return loop.train(config, cluster, make, step_name="step", saves="after this step")
+    return loop.train(config, cluster, make)
 
 
 class ImageLearner(loop.Learner):
@@ -108,7 +108,7 @@ class ImageLearner(loop.Learner):
 
     # Training
 
-    def update(self) -> Update:
+    def update(self) -> dict[str, float]:
         """Takes the gradient steps of one row. Raises Stopped after a step if a worker was told to stop."""
         config, session = self._config, self._session
         session.phase("training")
@@ -127,7 +127,7 @@ class ImageLearner(loop.Learner):
             waiting.append(self.classifier.step(batch, rate, session.stop.votes()))
             session.step += 1
             session.watchdog.beat()
-            session.console.advance_to(self.steps_done, steady=True)
+            session.console.progress.advance_to(self.steps_done, steady=True)
             ends = self._ends_a_row(session.step)
             # A step's sums are read after the next step has begun, so that the device always has work.
             while len(waiting) > (0 if ends or code is not None else 1):
@@ -145,7 +145,7 @@ class ImageLearner(loop.Learner):
             self._sums[4:] += time.perf_counter() - began, waited
             if code is not None and not ends:
                 raise Stopped(code)
-        return Update(self._metrics(rate))
+        return self._metrics(rate)
 
     def _metrics(self, rate: float) -> dict[str, float]:
         """Means of the steps since the last row. Begins a new row."""

@@ -71,9 +71,8 @@ def test_no_forbidden_action_is_taken_in_training_and_evaluation(name, tmp_path)
     learner = learners.make(config, kind)
     learner.begin()
     for _ in range(3):
-        while (update := learner.update()) is None:  # PPG pauses within its auxiliary phase
+        while (metrics := learner.update()) is None:  # PPG pauses within its auxiliary phase
             pass
-    metrics = update.metrics
     losses = {k: v for k, v in metrics.items() if k.startswith("train/") and "aux" not in k}
     assert losses and np.isfinite(list(losses.values())).all()
     env = registry.make(EnvSpec.of(config, num_envs=6, seed=5))

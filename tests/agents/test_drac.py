@@ -271,7 +271,7 @@ def test_a_learner_learns_catch(make):
     )
     learner = make(config)
     for _ in range(60):
-        if learner.update().metrics["rollout/episode_return"] > 0.9:
+        if learner.update()["rollout/episode_return"] > 0.9:
             return
     pytest.fail(f"a mean return of {learner.episode_metrics()['rollout/episode_return']} after 60 updates")
 

@@ -15,7 +15,7 @@ def train(learner, updates=UPDATES):
     """Rollouts in env order and metrics of some updates, but for their times."""
     history = []
     for _ in range(updates):
-        metrics, rollout = learner.update().metrics, learner.rollout
+        metrics, rollout = learner.update(), learner.rollout
         metrics = {name: value for name, value in metrics.items() if not name.startswith("time/")}
         arrays = {name: getattr(rollout, name) for name in ("observations", "actions", "rewards", "first")}
         arrays |= rollout.extras

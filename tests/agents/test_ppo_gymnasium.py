@@ -109,7 +109,7 @@ def test_observations_are_learned_from_as_they_were_acted_on(learner):
     made = learner(of("InvertedDoublePendulum-v5"))
     for number in range(3):
         scale = made.weights()["observations/scale"].copy()
-        metrics = made.update().metrics
+        metrics = made.update()
         assert metrics["train/first_ratio_error"] < 1e-5
         assert (made.weights()["observations/scale"].copy() != scale).any(), number
 

@@ -73,15 +73,15 @@ def test_a_rollout_is_learned_from_with_the_memory_that_it_was_acted_with(tmp_pa
     for _ in range(4):  # 96 steps: episodes end by their limit of 60 steps, and others before
         weights = {name: tf.constant(v) for name, v in learner.agent.learning.vectors().items()}
         rewards = []
-        normalise = learner._take_in_rewards
+        normalise = learner._process_rewards
 
         def noted(rollout, normalise=normalise, rewards=rewards):
             rewards.append(rollout.rewards.copy())
             normalise(rollout)
 
-        learner._take_in_rewards = noted
-        error = learner.update().metrics["train/first_ratio_error"]
-        learner._take_in_rewards = normalise
+        learner._process_rewards = noted
+        error = learner.update()["train/first_ratio_error"]
+        learner._process_rewards = normalise
         rollout = learner.rollout
         finals = learner.agent.final_values(rollout)
         for t in range(24):

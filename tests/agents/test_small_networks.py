@@ -39,7 +39,7 @@ def said(agent, observations, noise):
 
 def run(learner, updates=3):
     """Metrics of each update, and the weights at the end."""
-    metrics = [learner.update().metrics for _ in range(updates)]
+    metrics = [learner.update() for _ in range(updates)]
     return metrics, {name: value.copy() for name, value in learner.weights().items()}
 
 

@@ -155,7 +155,7 @@ def test_envs_that_show_something_else_than_when_they_were_saved_are_refused(sma
     config = small(logdir=str(tmp_path))
     watchdog = Watchdog(tmp_path / "heartbeats", ("here",), 0, stall_timeout=0.0)
     parts = (config, strategy.make(config, None), watchdog, Console(enabled=False))
-    with open_session(*parts, step_name="update", saves="here") as session:
+    with open_session(*parts) as session:
         learner, again = (OnPolicyLearner(config, session, PPOAgent) for _ in range(2))
         state, part = learner.get_state()
         again.set_state(state, [part])

@@ -88,7 +88,7 @@ def run(folder, name, *, stop_at=None, exit_code=130, console=None, **changes):
     watchdog = Watchdog(config.run_dir / "heartbeats", ("here",), 0, stall_timeout=0.0)
     console = console or Console(enabled=False)
     parts = (config, runtime, console, StopAt(folder, stop_at, exit_code), watchdog)
-    session = Session(*parts, step_name="step")
+    session = Session(*parts)
     code = loop.Run(config, session, ImageLearner(config, session, DATA), followed=False).run()
     path = config.run_dir / "results.json"
     return code, json.loads(path.read_text()) if path.exists() else None

@@ -22,16 +22,17 @@ ROOT = Path(__file__).parents[2]
 
 SESSION = """
 import time
-from tfrl.run.console import Console
+from tfrl.run.console import Console, Progress
 console = Console(enabled=ENABLED, interval=0.1)
 console.summary({"game": "fruitbot", "run folder": "/a folder/[bold]logs[/bold]/" + "x" * 90})
-console.start(25_000_000, 24_000_000)
+console.start(Progress(25_000_000, 24_000_000))
 console.message("compiling :cat:")
 console.phase("updating")
-console.advance_to(24_008_192.5)
+console.progress.advance_to(24_008_192.5)
 time.sleep(1.5)  # several refreshes, also on a busy machine
-console.update(24_016_384, {"time/env_steps_per_second": 121.4, "rollout/episode_return": 3.214,
-                            "rollout/normalized_return": 0.144})
+metrics = {"time/env_steps_per_second": 121.4, "rollout/episode_return": 3.214}
+metrics["rollout/normalized_return"] = 0.144
+console.progress.finish_update(24_016_384, metrics)
 console.warn("the disk is full")
 console.phase("collecting")
 time.sleep(1.5)
@@ -76,8 +77,8 @@ def test_disabled_console_shows_nothing_but_warnings():
 
 
 def test_lines_come_while_one_call_blocks_and_at_once():
-    script = "import time; from tfrl.run.console import Console\n"
-    script += "console = Console(interval=0.1); console.start(100); time.sleep(30)"
+    script = "import time; from tfrl.run.console import Console, Progress\n"
+    script += "console = Console(interval=0.1); console.start(Progress(100)); time.sleep(30)"
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
         try:
@@ -99,7 +100,7 @@ def test_a_second_signal_may_stop_it_while_it_starts(monkeypatch, capsys):
     with ThreadPoolExecutor() as signals:
         stopped = signals.submit(lambda: starting.wait(30) and console.stop())
         monkeypatch.setattr(threading.Thread, "start", start_slowly)
-        console.start(100)
+        console.start(Progress(100))
         stopped.result()
     assert capsys.readouterr().out == "0.0% | 0 / 100 env steps | ETA -- | starting\n"
 
@@ -294,10 +295,10 @@ def test_advancing_prints_nothing_between_two_intervals():
     """It is called at every env step, so it may not write."""
     stream = io.StringIO()
     console = Console(stream=stream, interval=60)
-    console.start(1_000_000)
+    console.start(Progress(1_000_000))
     before = stream.getvalue()
     for step in range(10_000):
-        console.advance_to(step)
+        console.progress.advance_to(step)
     assert stream.getvalue() == before
     console.stop()
     assert "9,999" in stream.getvalue()

@@ -50,11 +50,11 @@ def workers(tmp_path):
         consoles = Console(stream=screen), Console(enabled=False)
         sessions = []
         for worker, (folder, console) in enumerate(zip(folders, consoles, strict=True)):
-            config = types.SimpleNamespace(run_dir=folder, keep_checkpoints=3)
+            config = types.SimpleNamespace(run_dir=folder, keep_checkpoints=3, step_name="update")
             watchdog = Watchdog(folder / "heartbeats", ("here",), worker, stall_timeout=0.0)
             runtime = pair.runtime(worker, **(spoils if worker == 1 else {}))
             stop = StopRequest(folder / "stop")
-            sessions.append(Session(config, runtime, console, stop, watchdog, step_name="update"))
+            sessions.append(Session(config, runtime, console, stop, watchdog))
         return sessions, screen
 
     return make

@@ -18,7 +18,7 @@ from tfrl.experience.normalize import RewardNormalizer
 from tfrl.networks.distributions import distribution_for
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointStore
-from tfrl.run.console import Console
+from tfrl.run.console import Console, Progress
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.on_policy import OnPolicyLearner
 
@@ -190,7 +190,7 @@ def test_the_first_update_shows_progress_and_time_left(small, learner, replicas,
     agent, shown = learner(config), io.StringIO()
     agent.session.step, before = done, done * 2048
     agent.session.console = Console(stream=shown, interval=0.01)
-    agent.session.console.start(10 * 2048, before)
+    agent.session.console.start(Progress(10 * 2048, before))
     rollout = agent.collect()
     collected = before + 2048 / 8
     agent.learn(rollout)

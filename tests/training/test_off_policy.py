@@ -63,7 +63,7 @@ def train(algorithm, logdir, *flags, **changes):
     config = dataclasses.replace(parsed(algorithm, *flags, "--logdir", str(logdir)), **changes)
     agent = __import__(f"tfrl.algorithms.{algorithm}", fromlist=["x"])
     make_agent = getattr(agent, f"{algorithm.upper()}Agent")
-    make = lambda c, session: off_policy.OffPolicyLearner(c, session, make_agent)  # noqa: E731
+    make = lambda session: off_policy.OffPolicyLearner(config, session, make_agent)  # noqa: E731
     assert loop.train(config, None, make) == 0
     return config
 
@@ -167,7 +167,7 @@ def test_replay_has_transformed_rewards_and_the_statistics_raw_ones(lag):
     """CartPole pays 1 for each step."""
     flags = ("--reward-scale", "0.5", "--reward-shift", "0.125", "--lag", lag)
     with contextlib.closing(make(parsed(*DQN, *flags), off_policy.OffPolicyLearner)) as learner:
-        metrics = learner.update().metrics
+        metrics = learner.update()
         assert (learner.replay._rewards[:25] == 0.625).all()
     assert metrics["rollout/episode_return"] == metrics["rollout/episode_length"] > 0
 

@@ -275,7 +275,7 @@ def test_a_run_tells_how_many_auxiliary_phases_it_has(small, updates, phases):
 def test_the_display_moves_through_an_auxiliary_phase(small):
     learner = make(small())
     console, shown, phases = learner.session.console, [], []
-    console.advance_to = lambda env_steps, steady=False: shown.append(env_steps)
+    console.progress.advance_to = lambda env_steps, steady=False: shown.append(env_steps)
     console.phase = phases.append
     finish(learner, 1)
     assert len(set(shown)) > 2 and max(shown) == 128
@@ -299,7 +299,7 @@ def test_the_display_goes_on_from_the_place_in_the_phase_where_a_resume_goes_on(
     learner.set_state(state, [part])
     assert learner.position == pytest.approx(128 * (1 + 2 / 7))
     parts = []
-    learner.session.console.part = lambda env_steps, metrics: parts.append(env_steps)
+    learner.session.console.progress.finish_part = lambda env_steps, metrics: parts.append(env_steps)
     finish(learner, 1)
     assert parts == pytest.approx([128 * (1 + done / 7) for done in (3, 4, 5, 6, 7)])
     assert learner.position == 256

@@ -44,16 +44,17 @@ def config_of(algorithm, logs, name, *flags):
     return settings.reader(algorithm).parse([*FLAGS[algorithm].split(), *where, *map(str, flags)])
 
 
-def maker(algorithm):
-    """Makes the learner of a config and a session."""
+def maker(config):
+    """Makes the learner of a config in a session."""
+    algorithm = config.algorithm
     module, _, kind = _LEARNERS.get(algorithm, "on_policy:OnPolicyLearner").partition(":")
     learner = getattr(importlib.import_module(f"tfrl.training.{module}"), kind)
     agent = getattr(importlib.import_module(f"tfrl.algorithms.{algorithm}"), _AGENTS[algorithm])
-    return lambda config, session: learner(config, session, agent)
+    return lambda session: learner(config, session, agent)
 
 
 def train(config):
-    assert loop.train(config, None, maker(config.algorithm)) == 0
+    assert loop.train(config, None, maker(config)) == 0
     return json.loads((config.run_dir / "results.json").read_text())
 
 
@@ -66,8 +67,8 @@ def begun(config):
     """What a learner of these settings has before its first update."""
     watchdog = Watchdog(config.run_dir / "heartbeats", ("here",), 0, stall_timeout=0.0)
     stop, console = StopRequest(config.run_dir / "stop"), Console(enabled=False)
-    session = Session(config, strategy.make(config, None), console, stop, watchdog, step_name="update")
-    learner = maker(config.algorithm)(config, session)
+    session = Session(config, strategy.make(config, None), console, stop, watchdog)
+    learner = maker(config)(session)
     learner.begin()
     state, _ = learner.get_state()
     learner.close()
@@ -178,7 +179,7 @@ def test_workers_begin_with_the_same_export_or_not_at_all(runs, tmp_path):
             )
             config = config_of("ppo", tmp_path, "second", "--start-from", tmp_path / str(worker))
             try:
-                return start_from.read(config, session).state
+                return start_from.read(config, session)[0]
             except UserError as error:
                 return str(error)
 

@@ -179,6 +179,7 @@ class Settings(Run, Hardware, ABC):
       presets: by name, what each preset changes in the defaults.
       preset_summaries: what the presets are, in words.
       aliases: further names of fields.
+      step_name: the name of one step in messages; a checkpoint has its number.
     """
 
     algorithm: ClassVar[str | None] = None
@@ -186,6 +187,7 @@ class Settings(Run, Hardware, ABC):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]]
     preset_summaries: ClassVar[Mapping[str, str]] = {}
     aliases: ClassVar[Mapping[str, str]] = {}
+    step_name: ClassVar[str] = "update"
 
     preset: str = "default"
     """A whole set of defaults, which --help lists; flags and files win over it."""
@@ -407,9 +409,11 @@ class Reader(Generic[SettingsT]):
             texts, fields = _help_of_fields(section), []
             for name, kind in field_types(section).items():
                 if whole or name in _CHANGED_FIRST:
-                    kind = Annotated[kind, tyro.conf.arg(help=texts[name])]
-                    default = functools.partial(values.__getitem__, name)
-                    fields.append((name, kind, dataclasses.field(default_factory=default)))
+                    value, metavar = values[name], None
+                    if isinstance(value, dict):  # tyro would omit the flag of an empty mapping
+                        kind, value, metavar = str, json.dumps(value), "JSON"
+                    kind = Annotated[kind, tyro.conf.arg(help=texts[name], metavar=metavar)]
+                    fields.append((name, kind, dataclasses.field(default=value)))
             if fields:
                 group = dataclasses.make_dataclass(section.__name__, fields)
                 group.__doc__ = section.__doc__
@@ -425,30 +429,8 @@ class Reader(Generic[SettingsT]):
             described.append(f"{name}{summary}{f': {flags_of_it}' if changes and whole else ''}.")
         more = [] if whole else ["--help-all shows all settings, and what the presets change."]
         description = "\n\n".join([self.summary, *more, "The presets:", *described])
-        with _json_in_help():
-            tyro.cli(flags, prog=self.prog, description=description, args=["--help"])
+        tyro.cli(flags, prog=self.prog, description=description, args=["--help"])
         raise SystemExit(0)
-
-
-def _json_in_help() -> Any:
-    """Makes tyro show a mapping as one JSON value. By itself it omits the flag of an empty mapping."""
-    import tyro
-
-    rules = tyro.constructors.ConstructorRegistry()
-
-    @rules.primitive_rule
-    def _(kind: Any) -> Any:
-        if typing.get_origin(kind.type) is not dict:
-            return None
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="JSON",
-            instance_from_str=lambda text: json.loads(text[0]),
-            is_instance=lambda value: isinstance(value, dict),
-            str_from_instance=lambda value: [json.dumps(value)],
-        )
-
-    return rules
 
 
 # Writing

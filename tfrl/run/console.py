@@ -3,6 +3,8 @@
 The training loop only stores numbers here. A thread shows them, also during a long call of TensorFlow.
 """
 
+from __future__ import annotations
+
 import math
 import os
 import sys
@@ -28,6 +30,9 @@ _SPEED = "time/env_steps_per_second"
 class Console:
     """Shows one run.
 
+    Attributes:
+        progress: how far the run is; `start` begins to show it.
+
     Args:
         enabled: False on workers other than the chief, which only print warnings on stderr.
         stream: the output; a live display on a terminal, plain lines otherwise.
@@ -35,7 +40,7 @@ class Console:
     """
 
     def __init__(self, *, enabled: bool = True, stream: TextIO | None = None, interval: float = 10.0) -> None:
-        self._progress: Progress | None = None
+        self.progress = Progress(1, 0)
         self._starting = threading.Lock()  # a second signal stops the display from another thread
         self._view: _View
         shown: Any = Unbreakable(stream or sys.stdout)
@@ -51,57 +56,15 @@ class Console:
         self._view.table((), list(rows.items()))
         self._view.line("")
 
-    def start(
-        self,
-        total_steps: int,
-        start_step: float = 0,
-        *,
-        unit: str = "env steps",
-        highlights: Callable[[Mapping[str, float]], list[str]] | None = None,
-    ) -> None:
-        """Starts to show the progress.
-
-        Args:
-          total_steps, start_step: the length of the run, and the first step of this process.
-          unit: the name of a step.
-          highlights: makes the texts from an update's metrics; None: speed and episode return.
-        """
+    def start(self, progress: Progress) -> None:
+        """Starts to show the progress."""
         with self._starting:
-            self._progress = Progress(total_steps, start_step, unit=unit, highlights=highlights)
-            self._view.start(self._progress)
+            self.progress = progress
+            self._view.start(progress)
 
     def phase(self, name: str) -> None:
         """Names the present phase, such as "collecting" or "saving"."""
-        if (progress := self._progress) is not None:  # another thread may stop it at any moment
-            progress.phase = name
-
-    def advance_to(self, env_steps: float, *, steady: bool = False) -> None:
-        """Moves the bar within an update. It takes 0.1 µs, so it may be called at every env step.
-
-        `steady`: True if the pace is that of the rest of the run, so that it predicts the time left.
-        """
-        if (progress := self._progress) is not None:
-            progress.advance_to(env_steps, steady=steady)
-
-    def update(self, env_steps: int, metrics: Mapping[str, float]) -> None:
-        """Takes the metrics of a finished update, named as in progress.csv."""
-        if (progress := self._progress) is not None:
-            progress.finish_update(env_steps, metrics)
-
-    def part(self, env_steps: float, metrics: Mapping[str, float]) -> None:
-        """Sets the state within a long update, and the metrics that are known already."""
-        if (progress := self._progress) is not None:
-            progress.finish_part(env_steps, metrics)
-
-    def taken(self, env_steps: int) -> None:
-        """Sets the number of env steps taken, which may be ahead of the bar."""
-        if (progress := self._progress) is not None:
-            progress.taken = env_steps
-
-    def forget_pace(self, env_steps: int) -> None:
-        """Restarts the estimate of the time left, because the pace changes here."""
-        if (progress := self._progress) is not None:
-            progress.forget_pace(env_steps)
+        self.progress.phase = name
 
     def message(self, text: str) -> None:
         """A line above the bar."""
@@ -127,18 +90,23 @@ class Console:
     def stop(self) -> None:
         """Ends the progress display, and leaves its last state visible. Has no effect without a display."""
         with self._starting:
-            if self._progress is not None:
-                self._progress = None
-                self._view.stop()
+            self._view.stop()
 
 
 class Progress:
-    """The progress of the run. One thread writes it and another reads it, each field by itself."""
+    """The progress of the run. One thread writes it and another reads it, each field by itself.
+
+    Args:
+      total_steps, start_step: the length of the run, and the first step of this process.
+      clock: gives the time in seconds.
+      unit: the name of a step.
+      highlights: makes the texts from an update's metrics; None: speed and episode return.
+    """
 
     def __init__(
         self,
         total_steps: int,
-        start_step: float,
+        start_step: float = 0,
         clock: Callable[[], float] = time.monotonic,
         *,
         unit: str = "env steps",
@@ -148,7 +116,7 @@ class Progress:
         self._unit = unit
         self._highlights = highlights or _episode_texts
         self.env_steps: float = start_step
-        self.taken = 0  # env steps, with those of an unfinished update
+        self.taken = 0  # env steps, with those of an unfinished update; they may be ahead of the bar
         # False at the last step until its metrics are there, because an evaluation may come before.
         self._is_over = start_step >= total_steps
         self.phase = "starting"
@@ -161,14 +129,17 @@ class Progress:
         self._early_marks: tuple[tuple[float, float], ...] = ()
         self._num_updates = 0
 
-    def advance_to(self, env_steps: float, *, steady: bool) -> None:
-        """Takes the state within an update."""
+    def advance_to(self, env_steps: float, *, steady: bool = False) -> None:
+        """Takes the state within an update. It takes 0.1 µs, so it may be called at every env step.
+
+        `steady`: True if the pace is that of the rest of the run, so that it predicts the time left.
+        """
         self.env_steps = min(env_steps, self.total_steps)
         if steady and self._num_updates == 0:
             self._early_marks = (*self._early_marks[:1], self._mark(env_steps))
 
     def finish_update(self, env_steps: int, metrics: Mapping[str, float]) -> None:
-        """Takes the state after an update."""
+        """Takes the state after an update, and its metrics, named as in progress.csv."""
         self.env_steps = env_steps
         self._is_over = env_steps >= self.total_steps
         self._metrics = dict(metrics)
@@ -186,7 +157,7 @@ class Progress:
             self._early_marks = (*self._early_marks[:1], self._marks[-1])
 
     def forget_pace(self, env_steps: int) -> None:
-        """Forgets the speed, and begins a new estimate of the time left."""
+        """Forgets the speed, and begins a new estimate of the time left, because the pace changes here."""
         self._metrics = {k: v for k, v in self._metrics.items() if k != _SPEED}
         self._marks, self._early_marks = (self._mark(env_steps),), ()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,25 +12,17 @@ from typing import Any, cast
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from tfrl.cli.errors import TrainingError
 from tfrl.cli.settings import Settings
-from tfrl.run import results
+from tfrl.run import files, results
 from tfrl.run.callbacks import Callback, RunOfCallback, get_states, set_states
 from tfrl.run.checkpoint import CheckpointShard
-from tfrl.run.console import Console
+from tfrl.run.console import Console, Progress
 from tfrl.run.metrics import PROGRESS_FILE, MetricsWriter, NullMetricsWriter, logged_steps
 from tfrl.run.session import Session, open_session
 from tfrl.run.stop import Stopped
 from tfrl.workers.membership import join
 from tfrl.workers.tf_config import TFConfig
-
-
-@dataclass(frozen=True)
-class Update:
-    """The results of an update, before they are written. A checkpoint has them as JSON while the evaluation
-    is pending.
-    """
-
-    metrics: dict[str, float]
 
 
 class Learner(ABC):
@@ -60,11 +51,11 @@ class Learner(ABC):
         """Sets the first weights of a new run; a resumed run has weights already. A collective."""
 
     @abstractmethod
-    def update(self) -> Update | None:
+    def update(self) -> dict[str, float] | None:
         """Learns for one row of progress.csv; counts `session.step` and seconds. A collective.
 
-        Returns None at a pause within the step, where the run may be saved or stopped. The next call
-        continues the step.
+        Returns the metrics by name, or None at a pause within the step, where the run may be saved or
+        stopped. The next call continues the step.
 
         Raises:
           Stopped: on all workers, if one of them got a signal to stop.
@@ -82,19 +73,11 @@ class Learner(ABC):
     def weights(self) -> dict[str, np.ndarray]:
         """The weights by name, float32."""
 
-    # Acting, of learners from envs; `Run` has these methods, too
+    # Acting, of learners from envs, as in `RunOfCallback`
 
-    def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
-        """Actions of an evaluation."""
-        raise NotImplementedError
-
-    def memory(self, envs: int) -> Any:
-        """The memory of so many envs, if the policy is recurrent."""
-        raise NotImplementedError
-
-    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The noise of one env."""
-        raise NotImplementedError
+    act: Callable[..., Any]
+    memory: Callable[[int], Any]
+    draw_noise: Callable[[np.random.Generator, int], np.ndarray]
 
     # How far the run is
 
@@ -172,8 +155,7 @@ class Learner(ABC):
         workers.
 
         Raises UserError on all workers if the checkpoint belongs to another network, or if the restored envs
-        show
-        other observations.
+        show other observations.
         """
 
     # The end
@@ -210,21 +192,16 @@ class Conclusion:
 def train(
     config: Settings,
     cluster: TFConfig | None,
-    make_learner: Callable[[Any, Session], Learner],
+    make_learner: Callable[[Session], Learner],
     callbacks: Sequence[Callback] = (),
-    *,
-    step_name: str = "update",
-    saves: str = "at the end of this update",
 ) -> int:
     """Starts or resumes the run of `config`; returns the exit code of the process.
 
     Args:
       config: checked settings.
       cluster: the content of TF_CONFIG; None for a single process.
-      make_learner: makes the learner from the settings and the session.
+      make_learner: makes the learner in this session.
       callbacks: the user's callbacks, the same on all workers; called after those of the learner.
-      step_name: the name of one step in messages.
-      saves: the moment at which the run saves after a signal, for the message that answers the signal.
 
     Raises:
       UserError: the settings do not fit this machine or cluster, or the checkpoints cannot be read.
@@ -235,9 +212,9 @@ def train(
     one_thread = threadpool_limits(1, user_api="blas")
     with one_thread, join(config, cluster) as (runtime, watchdog):
         config.check_topology(runtime.num_workers, runtime.local_replicas)
-        with open_session(config, runtime, watchdog, console, step_name=step_name, saves=saves) as session:
+        with open_session(config, runtime, watchdog, console) as session:
             followed = cluster is not None and cluster.evaluator is not None
-            with contextlib.closing(make_learner(config, session)) as learner:
+            with contextlib.closing(make_learner(session)) as learner:
                 return Run(config, session, learner, callbacks, followed=followed).run()
 
 
@@ -275,7 +252,7 @@ class Run:
         self._callbacks = [*learner.callbacks, *callbacks]
         self._shown = cast(RunOfCallback, self)  # only runs with RLSettings have callbacks
         self._unsaved = 0  # updates and pauses since the last checkpoint, or since the start of this process
-        self._pending: Update | None = None  # the update whose evaluation is pending
+        self._pending: dict[str, float] | None = None  # metrics of the update whose evaluation is pending
         self._before = 0, 0  # step and steps done before the last update
         self._evaluated_at = -1  # steps done
         self._stopped: str | None = None  # the reason that a callback gave to stop the run
@@ -339,11 +316,11 @@ class Run:
             while not self._is_over:
                 session.raise_if_stopped()
                 self._before = session.step, self.env_steps
-                update = learner.update()
-                if update is None:  # the update is at a pause
+                metrics = learner.update()
+                if metrics is None:  # the update is at a pause
                     self._note_part()
                 else:
-                    self._conclude(update)
+                    self._conclude(metrics)
             if self._stopped is not None:
                 self._save()
             if (
@@ -357,19 +334,19 @@ class Run:
             return session.end_early(stopped.code, f"{self._steps_taken:,} {learner.unit} ({learner.place})")
         return self._finish()
 
-    def _conclude(self, update: Update) -> None:
+    def _conclude(self, metrics: dict[str, float]) -> None:
         """Evaluates if it is time, calls the callbacks, writes the metrics, and saves if it is time."""
         session, learner = self._session, self._learner
-        self.metrics = update.metrics
+        self.metrics = metrics
         due = not self._followed and learner.is_evaluation_due(self._before)
         # If the run resumes with another --eval-every, a pending evaluation may not be due any more.
-        self._pending = update if due or self._is_over else None
+        self._pending = metrics if due or self._is_over else None
         if self._pending is not None:
             # An evaluation takes long, so the run is saved first: a kill during the evaluation loses nothing
             # else.
             self._save()
             self._evaluate()
-            self.metrics = update.metrics | self.evaluation
+            self.metrics = metrics | self.evaluation
             self._pending = None
         for callback in self._callbacks:
             callback.on_update(self._shown, self.metrics)
@@ -377,7 +354,7 @@ class Run:
             self._stopped = self._stopped or "a callback of another worker asked for it"
             session.changed()  # the checkpoint before the evaluation does not contain its results
         session.writer.write(self.env_steps, self.metrics)
-        session.console.update(self.env_steps, self.metrics)
+        session.console.progress.finish_update(self.env_steps, self.metrics)
         self._unsaved += 1
         every = self.config.checkpoint_every
         if session.step % every == 0 or self._unsaved >= every:
@@ -395,7 +372,7 @@ class Run:
         update.
         """
         self._session.changed()
-        self._session.console.taken(self._steps_taken)
+        self._session.console.progress.taken = self._steps_taken
         self._unsaved += 1
         if self._unsaved >= self.config.checkpoint_every:
             self._save()
@@ -418,7 +395,7 @@ class Run:
             return
         state, part = self._learner.get_state()
         progress = {
-            "pending": None if self._pending is None else dataclasses.asdict(self._pending),
+            "pending": self._pending,
             "before": self._before,
             "stopped": self._stopped,
         }
@@ -444,7 +421,7 @@ class Run:
         # The last evaluation is repeated and replaces its row, because results.json needs all of its results.
         # An evaluation is also repeated if the callbacks of this checkpoint have not seen its update.
         if pending is not None and (not done or self._is_over or self._users):
-            self._pending = Update(**pending)
+            self._pending = pending
 
     # Start and end
 
@@ -460,27 +437,36 @@ class Run:
         for note in learner.notes if session.runtime.is_chief and session.found is None else ():
             session.console.warn(note)
         session.console.start(
-            learner.total_steps,
-            learner.position,
-            unit=learner.unit,
-            highlights=learner.highlights,
+            Progress(learner.total_steps, learner.position, unit=learner.unit, highlights=learner.highlights)
         )
-        session.console.taken(self._steps_taken)
+        session.console.progress.taken = self._steps_taken
         for callback in self._callbacks:
             callback.on_start(self._shown)
 
     def _finish(self) -> int:
         """Exports the policy, and writes and prints the results."""
-        session, weights = self._session, self.weights()
+        session, runtime = self._session, self._session.runtime
         self._learner.finish()
-        with session.finishing():
-            outcome = self._learner.results(self.metrics, self.evaluation)
-            if self._stopped is not None:
-                outcome["stopped"] = self._stopped
-            outcome |= session.provenance(weights)
-            if session.runtime.is_chief:
+        session.writer.close()
+        session.phase("exporting")
+        outcome = self._learner.results(self.metrics, self.evaluation)
+        if self._stopped is not None:
+            outcome["stopped"] = self._stopped
+        outcome |= {
+            "workers": runtime.num_workers,
+            "replicas": runtime.replicas,
+            "precision": runtime.precision,
+            "weights_sha256": results.weights_sha256(self.weights()),
+            "resumed_at": session.resumed_at,
+            "missing": session.missing(),
+        }
+        if runtime.is_chief:
+            try:
                 self._learner.export(self.folder / "export")
                 results.write(self.folder, outcome)
+            except OSError as error:
+                reason = files.reason(error)
+                raise TrainingError(f"cannot write the results in {self.folder}: {reason}") from None
         for callback in self._callbacks:
             callback.on_end(self._shown, outcome)
         ends = self._learner.conclusion(outcome, self._stopped)

@@ -33,21 +33,19 @@ from tfrl.workers.watchdog import Watchdog
 
 @contextlib.contextmanager
 def open_session(
-    config: Settings, runtime: Runtime, watchdog: Watchdog, console: Console, *, step_name: str, saves: str
+    config: Settings, runtime: Runtime, watchdog: Watchdog, console: Console
 ) -> Iterator[Session]:
     """Makes a session that handles signals within the context.
 
-    Args:
-      config, runtime, watchdog, console: the attributes of the session.
-      step_name: the name of one step in messages.
-      saves: the moment at which the run saves after a signal, for the message that answers the signal.
+    The arguments are those of `Session`.
     """
     stop = StopRequest(config.run_dir / "stop")
-    session = Session(config, runtime, console, stop, watchdog, step_name=step_name)
+    session = Session(config, runtime, console, stop, watchdog)
 
     def on_first(name: str) -> None:
         console.message(
-            f"{name}: saving {saves}; a second signal, some seconds later, ends the run without saving"
+            f"{name}: saving at the end of this {config.step_name}; a second signal, some seconds later, ends "
+            "the run without saving"
         )
 
     def on_second() -> None:
@@ -74,6 +72,7 @@ class Session:
       found: the checkpoint from which this process resumed, or None.
       progress: the `progress` of that checkpoint; empty without a checkpoint.
       unwritten: other files of the run that could not be written, such as videos.
+      resumed_at: the env steps, or images, at which processes of the run have resumed.
       started_from: the run of --start-from, and the length of its training.
     """
 
@@ -84,8 +83,6 @@ class Session:
         console: Console,
         stop: StopRequest,
         watchdog: Watchdog,
-        *,
-        step_name: str,
     ) -> None:
         self.runtime = runtime
         self.console = console
@@ -97,9 +94,9 @@ class Session:
         self.found: Checkpoint | None = None
         self.progress: dict[str, Any] = {}
         self.unwritten: set[str] = set()
+        self.resumed_at: list[int] = []
         self.started_from: dict[str, Any] | None = None
         self._config = config
-        self._step_name = step_name
         self._store = CheckpointStore(
             config.run_dir / "checkpoints",
             keep=config.keep_checkpoints,
@@ -107,7 +104,6 @@ class Session:
             num_workers=runtime.num_workers,
             agree=runtime.all_agree,
         )
-        self._resumed_at: list[int] = []  # on the x-axis: env steps, or images
         self._saved_at = -1
         self._unsaved: tuple[Any, ...] | None = None  # why the last checkpoint was not saved
         self._warn_once = once(console.warn)
@@ -140,8 +136,8 @@ class Session:
         if newest.min() < 0 <= newest.max():
             raise PeerError(
                 f"worker {newest.argmin()} sees no checkpoint in {self._config.run_dir}, and worker "
-                f"{newest.argmax()} sees that of {self._step_name} {newest.max()}: all workers must share "
-                "one disk"
+                f"{newest.argmax()} sees that of {self._config.step_name} {newest.max()}: all workers must "
+                "share one disk"
             )
         # All workers skip the same damaged checkpoints, and the chief warns for all.
         if self.runtime.is_chief or mine < newest.max():
@@ -155,7 +151,7 @@ class Session:
         self.step = self._saved_at = found.update
         self.seconds = self.progress["seconds"]
         self.started_from = self.progress["started_from"]
-        self._resumed_at = [*self.progress["resumed_at"], found.env_steps]
+        self.resumed_at = [*self.progress["resumed_at"], found.env_steps]
         return found
 
     def _warn(self, sentences: Sequence[str]) -> None:
@@ -200,7 +196,7 @@ class Session:
         """
         self.phase("saving")
         self.writer.flush()
-        clock = {"seconds": self.seconds, "resumed_at": self._resumed_at}
+        clock = {"seconds": self.seconds, "resumed_at": self.resumed_at}
         clock["started_from"] = self.started_from
         learner = {**learner, "progress": pack_json(clock | {**progress})}
         try:
@@ -215,7 +211,7 @@ class Session:
         if not self.runtime.is_chief:
             return
         if self._unsaved is not None:
-            self.console.message(f"The checkpoint of {self._step_name} {self.step} is saved.")
+            self.console.message(f"The checkpoint of {self._config.step_name} {self.step} is saved.")
             self._unsaved = None
         if dropped:
             self._warn_once(
@@ -236,11 +232,13 @@ class Session:
         saved = self._store.updates()
         if not saved:
             return "there is no checkpoint yet"
-        return f"the checkpoint of {self._step_name} {saved[-1]} is kept"
+        return f"the checkpoint of {self._config.step_name} {saved[-1]} is kept"
 
     def missing(self) -> list[str]:
         """The parts of the run that could not be written, for example on a full disk."""
-        found = [] if self.is_saved else [f"the checkpoint of {self._step_name} {self.step} ({self.kept()})"]
+        found = []
+        if not self.is_saved:
+            found.append(f"the checkpoint of {self._config.step_name} {self.step} ({self.kept()})")
         if self.writer.has_gap:
             found.append("points of its curves and rows of its progress.csv")
         return found + sorted(self.unwritten)
@@ -280,28 +278,6 @@ class Session:
         """
         written = results.read(self._config.run_dir) or {}
         return self.runtime.any_worker(written.get("weights_sha256") == results.weights_sha256(weights))
-
-    def provenance(self, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """The entries of results.json about the origin of these weights."""
-        return {
-            "workers": self.runtime.num_workers,
-            "replicas": self.runtime.replicas,
-            "precision": self.runtime.precision,
-            "weights_sha256": results.weights_sha256(weights),
-            "resumed_at": self._resumed_at,
-            "missing": self.missing(),
-        }
-
-    @contextlib.contextmanager
-    def finishing(self) -> Iterator[None]:
-        """Surrounds the export and the results, which the chief writes."""
-        self.writer.close()
-        self.phase("exporting")
-        try:
-            yield
-        except OSError as error:
-            run = self._config.run_dir
-            raise TrainingError(f"cannot write the results in {run}: {files.reason(error)}") from None
 
     # The end
 

@@ -73,12 +73,12 @@ class Command:
         """
         reader, agent = self.reader, self.agent
         with endings.before_training():
-            callbacks = [*_made(config.callbacks), *callbacks]
-            if leads(config) and len(callbacks) > len(_names(config.callbacks)):
+            if callbacks and leads(config):
                 raise UserError(
                     f"--learners {config.learners} runs callbacks in other processes: give each as the name "
                     "of its class, package.module:Class."
                 )
+            callbacks = [*_make_callbacks(config.callbacks), *callbacks]
             cluster = None if leads(config) else tf_config.for_strategy(config.strategy)
             evaluates = cluster is not None and cluster.is_evaluator
             if not evaluates:
@@ -101,7 +101,7 @@ class Command:
                 from tfrl.run import loop
 
                 learner = learner_class(config)
-            return loop.train(config, cluster, lambda c, s: learner(c, s, agent), callbacks)
+            return loop.train(config, cluster, lambda session: learner(config, session, agent), callbacks)
 
 
 def learner_class(config: RLSettings) -> Callable[[Any, Session, MakeAgent], EnvLearner]:
@@ -123,14 +123,10 @@ def learner_class(config: RLSettings) -> Callable[[Any, Session, MakeAgent], Env
     return OnPolicyLearner
 
 
-def _names(callbacks: str | None) -> list[str]:
-    return [name.strip() for name in callbacks.split(",")] if callbacks else []
-
-
-def _made(callbacks: str | None) -> list[Callback]:
+def _make_callbacks(callbacks: str | None) -> list[Callback]:
     """Creates the callbacks that --callbacks names. Raises UserError if one does not exist."""
     made = []
-    for name in _names(callbacks):
+    for name in callbacks.replace(" ", "").split(",") if callbacks else ():
         try:
             kind = find(name)
         except ValueError as error:

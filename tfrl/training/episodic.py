@@ -15,7 +15,6 @@ from tfrl.experience.collector import Observer, Seen
 from tfrl.experience.rollout import EpisodeBatch
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard
-from tfrl.run.loop import Update
 from tfrl.run.session import Session
 from tfrl.training.learner import EnvLearner, Envs, MakeAgent, env_spec, pack_envs, under, with_prefix
 
@@ -42,13 +41,7 @@ class Observers(Envs, Protocol):
 
 
 class EpisodicLearner(EnvLearner):
-    """Learns from one episode of every env in each update.
-
-    Args:
-      config: the settings of REINFORCE.
-      session: this process's part of the run; `session.step` is the number of finished updates.
-      make_agent: makes the agent from the settings and the runtime.
-    """
+    """Learns from one episode of every env in each update; the arguments are those of `EnvLearner`."""
 
     _config: Config
     agent: ReinforceAgent
@@ -84,7 +77,7 @@ class EpisodicLearner(EnvLearner):
         """Env steps of all finished updates."""
         return self._steps_done
 
-    def update(self) -> Update:
+    def update(self) -> dict[str, float]:
         """Plays an episode in every env, and takes a gradient step."""
         session, began = self._session, time.perf_counter()
         episodes = self.play()
@@ -107,7 +100,7 @@ class EpisodicLearner(EnvLearner):
             "time/update_seconds": seconds - (played - began),
             "time/observer_wait_fraction": self._waited / (played - began),
         }
-        return Update(metrics)
+        return metrics
 
     def play(self) -> EpisodeBatch:
         """Plays an episode in every env, at most --max-steps of it, and shows the progress."""
@@ -124,7 +117,7 @@ class EpisodicLearner(EnvLearner):
             steps.append((shown, actions, noise, log_probs, seen.reward, playing))
             count += int(playing.sum())
             session.watchdog.beat()
-            session.console.advance_to(self._steps_done + _COLLECTING * count)
+            session.console.progress.advance_to(self._steps_done + _COLLECTING * count)
             ended = ended | seen.ended
             playing = playing & ~seen.ended
             if not playing.any():
@@ -160,9 +153,8 @@ class EpisodicLearner(EnvLearner):
         parts: Sequence[Mapping[str, np.ndarray]],
         shards: Sequence[CheckpointShard] = (),
     ) -> None:
-        """Restores the result of `get_state`. Raises UserError like other learners."""
+        """Restores the result of `get_state`. Raises UserError like `Learner.set_state`."""
         self._set_agent(state)
         self._episodes.set_state(under("episodes/", state))
         self._steps_done = int(state["env_steps"])
-        if (begun := self._restore_envs(self.observers, parts)) is not None:
-            self._forget(begun)
+        self._restore_envs(self.observers, parts)

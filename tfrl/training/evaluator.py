@@ -48,7 +48,8 @@ def follow(config: RLSettings, sleep: Callable[[float], None] = time.sleep) -> i
     while not (updates and updates[-1] >= config.num_updates) and not _ended_early(config):
         now = (updates[-1], store.env_steps()) if updates else evaluated
         is_due = now[0] > evaluated[0] and (any_checkpoint or config.evaluates_at(*now, since=evaluated))
-        if is_due and not _is_between(config, store, updates[-1]):
+        is_between = now[1] >= (now[0] + 1) * config.steps_per_update  # it was saved within an update
+        if is_due and not is_between:
             source = _find(config, updates[-1], warn)
             if source is not None:
                 evaluated = now
@@ -70,11 +71,6 @@ def follow(config: RLSettings, sleep: Callable[[float], None] = time.sleep) -> i
         updates = store.updates()
     console.message("The run is complete.")
     return 0
-
-
-def _is_between(config: RLSettings, store: CheckpointStore, update: int) -> bool:
-    """True if the newest checkpoint was saved within an update."""
-    return store.env_steps() >= (update + 1) * config.steps_per_update
 
 
 def _ended_early(config: RLSettings) -> bool:

@@ -88,10 +88,9 @@ class EnvLearner(Learner):
         self.agent.begin()
         if self._config.start_from is None:
             return
-        start = start_from.read(self._config, self._session)
-        self._session.started_from = start.about
+        state, self._session.started_from = start_from.read(self._config, self._session)
         try:
-            self._begin_with(start.state)
+            self._begin_with(state)
         except (ValueError, KeyError) as error:
             raise UserError(
                 f"--start-from {self._config.start_from} has another network or optimizer: {error}."
@@ -232,15 +231,12 @@ class EnvLearner(Learner):
                 "--run-name."
             ) from None
 
-    def _restore_envs(self, envs: Envs, parts: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray | None:
+    def _restore_envs(self, envs: Envs, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Restores the envs from `pack_envs` of all workers, also of another number of workers.
 
-        Envs without exact state begin new episodes, and the chief prints a warning. Raises UserError on all
-        workers if other envs show other observations than those saved.
-
-        Returns:
-          bool [N] for all envs, equal on all workers: True where an env is at the first step of an episode.
-          None if all envs continue exactly.
+        Call it after the running sums of the episodes are restored. Envs without exact state begin new
+        episodes, whose sums are dropped, and the chief prints a warning. Raises UserError on all workers if
+        other envs show other observations than those saved.
         """
         states: dict[int, bytes] = {}
         for part in parts:
@@ -255,14 +251,13 @@ class EnvLearner(Learner):
                     f"Envs of {env} cannot be restored exactly and begin new episodes."
                 )
             mine = found[1][np.argsort(indices)].astype(np.float32)
-            return self._runtime.gather_envs(mine).astype(bool)
-        if not self._runtime.all_agree(all(map(np.array_equal, found, shown_envs(parts, indices)))):
+            self._forget(self._runtime.gather_envs(mine).astype(bool))
+        elif not self._runtime.all_agree(all(map(np.array_equal, found, shown_envs(parts, indices)))):
             raise UserError(
                 f"the envs of {self._config.run_dir} do not show the observations of its checkpoint, so "
                 f"{self._config.env} is another build here; resume on the machine where the run began, or "
                 "choose another --run-name."
             )
-        return None
 
     def _forget(self, envs: np.ndarray) -> None:
         """Drops the running sums of the present episodes of some envs, a bool [N] over all envs."""

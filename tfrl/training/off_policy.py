@@ -19,7 +19,6 @@ from tfrl.experience.replay import ReplayBuffer
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard
-from tfrl.run.loop import Update
 from tfrl.run.session import Session
 from tfrl.training.learner import (
     EnvLearner,
@@ -46,11 +45,7 @@ class OffPolicyLearner(EnvLearner):
     """One worker's share of the envs and of the replay.
 
     An update is an iteration: in its --iteration-steps env steps, env steps and gradient steps take turns.
-
-    Args:
-      config: the settings, with the section `tfrl.algorithms.replay.ReplayLearning`.
-      session: this process's part of the run; `session.step` is the number of finished iterations.
-      make_agent: makes the agent from the settings and the runtime.
+    The arguments are those of `EnvLearner`.
     """
 
     _config: ReplaySettings
@@ -78,7 +73,7 @@ class OffPolicyLearner(EnvLearner):
         self._sums: Counter[str] = Counter()  # of the metrics of all gradient steps of this iteration
         self._clock = dict.fromkeys(("learning", "replay"), 0.0)  # seconds of this iteration
 
-    def update(self) -> Update:
+    def update(self) -> dict[str, float]:
         """Takes the env steps of an iteration and the gradient steps that are due. A collective.
 
         A turn chooses the actions, takes the env step and stores it. Every --train-every env steps, it also
@@ -109,7 +104,7 @@ class OffPolicyLearner(EnvLearner):
         seconds = time.perf_counter() - began
         session.watchdog.measured(seconds)
         session.step, session.seconds = session.step + 1, session.seconds + seconds
-        return Update(self._metrics(seconds, self._gradient_steps - before))
+        return self._metrics(seconds, self._gradient_steps - before)
 
     def _metrics(self, seconds: float, gradient_steps: int) -> dict[str, float]:
         """The metrics of an iteration that took `seconds` and so many gradient steps."""
@@ -174,7 +169,7 @@ class OffPolicyLearner(EnvLearner):
         self._sums.update(metrics)
         if not self._has_learned:  # after random steps, thousands a second, turns may take seconds each
             self._has_learned = True
-            self._session.console.forget_pace(env_steps)
+            self._session.console.progress.forget_pace(env_steps)
 
     def _end_learning(self, env_steps: int) -> None:
         """Draws the batches of the next turn while gradient steps are under way; then waits for these."""
@@ -191,7 +186,7 @@ class OffPolicyLearner(EnvLearner):
             self._clock["replay"] += time.perf_counter() - began
         self._finish_learning(env_steps)
         self._session.watchdog.beat()
-        self._session.console.advance_to(env_steps)
+        self._session.console.progress.advance_to(env_steps)
 
     def _least_share(self) -> float | None:
         """The least chance of a row to be drawn for its env, of all envs. A collective."""
@@ -227,21 +222,15 @@ class OffPolicyLearner(EnvLearner):
         parts: Sequence[Mapping[str, np.ndarray]],
         shards: Sequence[CheckpointShard] = (),
     ) -> None:
-        """Restores the results of `get_state` and `shards` of all workers, also of another number of workers.
-
-        Raises UserError on all workers if the checkpoint belongs to another network, or if the restored envs
-        show other observations.
-        """
+        """Restores the results of `get_state` and `shards`. Raises UserError like `Learner.set_state`."""
         self._set_agent(state)
         self._episodes.set_state(under("episodes/", state))
         self._gradient_steps = int(state["gradient_steps"])
         self.envs.set_weights(state)
-        begun = self._restore_envs(self.envs, parts)
+        self._restore_envs(self.envs, parts)
         of_replay = [{**under("replay/", part), "indices": part["indices"]} for part in parts]
         self.replay.set_state(of_replay, shards)
         self.replay.set_current(*shown_envs(parts, self.envs.indices))
-        if begun is not None:
-            self._forget(begun)
 
     def close(self) -> None:
         """Stops the envs."""

@@ -20,7 +20,6 @@ from tfrl.experience.rollout import Rollout, too_large
 from tfrl.networks.weights import weights_of
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard
-from tfrl.run.loop import Update
 from tfrl.run.session import Session
 from tfrl.training.learner import EnvLearner, Envs, MakeAgent, env_spec, pack_envs, under, with_prefix
 from tfrl.training.prefetch import COLUMNS, Prefetch, make_prefetch_collector
@@ -31,13 +30,7 @@ _COLLECTING = 1 / 8
 
 
 class OnPolicyLearner(EnvLearner):
-    """One worker's share of the envs, and its replicas of the agent.
-
-    Args:
-      config: the settings, with the sections Task and Hardware and the algorithm's own.
-      session: this process's part of the run; `session.step` is the number of finished updates.
-      make_agent: makes the agent from the settings and the runtime.
-    """
+    """One worker's share of the envs, and its replicas of the agent; arguments as of `EnvLearner`."""
 
     _config: RolloutSettings
     agent: ActorCriticAgent
@@ -54,20 +47,20 @@ class OnPolicyLearner(EnvLearner):
         self._observations: ObservationNormalizer | None = None
         self._spec = registry.specs(config)[0]
         if config.normalize_observations and self._spec.num_numbers:
-            self._observations = self._begun_observations()
+            self._observations = self._initial_scaling()
 
-    def update(self) -> Update | None:
+    def update(self) -> dict[str, float] | None:
         """Collects a rollout and learns from it. A collective."""
-        update = self.take()
+        metrics = self.take()
         self._session.step += 1
-        return update
+        return metrics
 
-    def take(self) -> Update:
+    def take(self) -> dict[str, float]:
         """Does the same as `update` without counting it."""
         config, session, began = self._config, self._session, time.perf_counter()
         rollout = self.collect()
         metrics = self.learn(rollout) | self.episode_metrics()
-        self._take_in_observations(rollout)
+        self._update_scaling(rollout)
         seconds = time.perf_counter() - began
         session.watchdog.measured(seconds)
         session.seconds += seconds
@@ -76,7 +69,7 @@ class OnPolicyLearner(EnvLearner):
             "time/rollout_seconds": rollout.seconds,
             "time/env_wait_fraction": rollout.env_wait_seconds / rollout.seconds,
         }
-        return Update(metrics | self._shares(rollout, seconds))
+        return metrics | self._shares(rollout, seconds)
 
     def _make_collector(self) -> Envs:
         self._collector = make_collector(self._config, self._runtime)
@@ -99,15 +92,15 @@ class OnPolicyLearner(EnvLearner):
 
         def on_step(t: int) -> None:
             session.watchdog.beat()
-            session.console.advance_to(self._at(_COLLECTING * t / config.num_steps))
+            session.console.progress.advance_to(self._at(_COLLECTING * t / config.num_steps))
 
         draw = self.agent.draw_noise
         noise = rng.action_noise(config.seed, session.step, self._indices, config.num_steps, draw)
         rollout = self._collector.collect(self.agent, noise, on_step)
-        self._take_in_rewards(rollout)
+        self._process_rewards(rollout)
         return rollout
 
-    def _take_in_rewards(self, rollout: Rollout) -> None:
+    def _process_rewards(self, rollout: Rollout) -> None:
         """Counts the episodes; scales, shifts and normalises the rewards in place. A collective."""
         local = np.stack([rollout.by_env(rollout.rewards), rollout.by_env(rollout.first).astype(np.float32)])
         rewards, first = self._runtime.gather_envs(local)  # [T, N] of all workers
@@ -129,7 +122,7 @@ class OnPolicyLearner(EnvLearner):
         def on_step(done: int) -> None:
             session.watchdog.beat()
             share = _COLLECTING + (1 - _COLLECTING) * done / steps
-            session.console.advance_to(self._at(share), steady=True)
+            session.console.progress.advance_to(self._at(share), steady=True)
 
         try:
             return self.agent.update(rollout, session.step, on_step)
@@ -142,7 +135,7 @@ class OnPolicyLearner(EnvLearner):
 
     # Observations
 
-    def _begun_observations(self) -> ObservationNormalizer:
+    def _initial_scaling(self) -> ObservationNormalizer:
         """Computes mean and deviation from random steps if the settings say so, equally on all workers."""
         steps, normalizer = self._config.normalize_random_steps, ObservationNormalizer(self._spec.num_numbers)
         if steps:
@@ -151,7 +144,7 @@ class OnPolicyLearner(EnvLearner):
         self._scale_by(normalizer)
         return normalizer
 
-    def _take_in_observations(self, rollout: Rollout) -> None:
+    def _update_scaling(self, rollout: Rollout) -> None:
         """Updates mean and deviation. Training uses the statistics that the rollout was collected with."""
         if self._observations is None or self._config.normalize_random_steps:
             return
@@ -198,18 +191,13 @@ class OnPolicyLearner(EnvLearner):
         parts: Sequence[Mapping[str, np.ndarray]],
         shards: Sequence[CheckpointShard] = (),
     ) -> None:
-        """Restores the results of `get_state` of all workers, also of another number of workers.
-
-        Raises UserError on all workers if the checkpoint belongs to another network, or if the restored envs
-        show other observations.
-        """
+        """Restores the results of `get_state` of all workers. Raises UserError like `Learner.set_state`."""
         self._set_agent(state)
         self._rewards.set_state(under("normalizer/", state))
         self._episodes.set_state(under("episodes/", state))
         if self._observations is not None:
             self._observations.set_state(under("observations/", state))
-        if (begun := self._restore_envs(self.collector, parts)) is not None:
-            self._forget(begun)
+        self._restore_envs(self.collector, parts)
 
     def _forget(self, envs: np.ndarray) -> None:
         super()._forget(envs)
@@ -217,13 +205,7 @@ class OnPolicyLearner(EnvLearner):
 
 
 class PrefetchingLearner(OnPolicyLearner):
-    """Learns from rollouts that are `lag` updates behind.
-
-    Args:
-      config: the settings, with the sections Ahead and Actors.
-      session: this process's part of the run.
-      make_agent: makes the agent from the settings and the runtime.
-    """
+    """Learns from rollouts that are `lag` updates behind."""
 
     time_columns = (*OnPolicyLearner.time_columns, *COLUMNS)
 
@@ -244,7 +226,7 @@ class PrefetchingLearner(OnPolicyLearner):
         """
         self._session.phase("collecting")
         rollout = self._prefetch.take(self._session.step, self.agent.get_weights())
-        self._take_in_rewards(rollout)
+        self._process_rewards(rollout)
         return rollout
 
     def _shares(self, rollout: Rollout, seconds: float) -> dict[str, float]:
@@ -265,7 +247,7 @@ class PrefetchingLearner(OnPolicyLearner):
         parts: Sequence[Mapping[str, np.ndarray]],
         shards: Sequence[CheckpointShard] = (),
     ) -> None:
-        """Restores the result of `get_state`. Raises UserError like `OnPolicyLearner`."""
+        """Restores the result of `get_state`. Raises UserError like `Learner.set_state`."""
         super().set_state(state, parts, shards)
         self._prefetch.set_state(state)
 

@@ -7,7 +7,6 @@ updates.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Collection, Mapping, Sequence
 
@@ -18,7 +17,6 @@ from tfrl.cli.errors import TrainingError, UserError
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard, pack_json, unpack_json
-from tfrl.run.loop import Update
 from tfrl.run.session import Session
 from tfrl.training.on_policy import MakeAgent, OnPolicyLearner
 from tfrl.training.phase import PhaseFiles
@@ -36,9 +34,8 @@ class PhasicLearner(OnPolicyLearner):
     def __init__(self, config: Config, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
         self._files = PhaseFiles(config.run_dir / "phase", session.runtime.local_envs(config.num_envs))
-        self._held: Update | None = (
-            None  # the metrics of the last update of a phase, until its auxiliary phase is done
-        )
+        # The metrics of the last update of a phase, until its auxiliary phase is done.
+        self._held: dict[str, float] | None = None
         self._parts_done = 0
         self._sums = _NO_SUMS  # sums of the metrics of auxiliary steps
 
@@ -64,25 +61,24 @@ class PhasicLearner(OnPolicyLearner):
         """Env steps of the last update while its auxiliary phase is not finished, all workers together."""
         return 0 if self._held is None else self._config.steps_per_update
 
-    def update(self) -> Update | None:
+    def update(self) -> dict[str, float] | None:
         """Takes an update, or a part of its auxiliary phase; None until the auxiliary phase is finished."""
         if self._held is None:
-            update = self.take()
+            metrics = self.take()
             if self._session.step < self._updates[-1]:
                 self._session.step += 1
-                return update
-            self._held, self._parts_done, self._sums = update, 0, _NO_SUMS
+                return metrics
+            self._held, self._parts_done, self._sums = metrics, 0, _NO_SUMS
             return None
         self._auxiliary_part(self._held)
         if self._parts_done < self._parts:
             return None
-        update, self._held = self._held, None
+        metrics, self._held = self._held, None
         self._files.forget(self._updates)
         self._session.step += 1
         steps = self._parts // (1 + self._config.aux_epochs) * self._config.aux_epochs
         means = np.array(self._sums) / (steps * self._config.aux_minibatches)
-        metrics = update.metrics | dict(zip(AUXILIARY, means.tolist(), strict=True))
-        return dataclasses.replace(update, metrics=metrics)
+        return metrics | dict(zip(AUXILIARY, means.tolist(), strict=True))
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
         """Learns like PPO, and keeps the data for the auxiliary phase."""
@@ -121,8 +117,8 @@ class PhasicLearner(OnPolicyLearner):
 
     # The auxiliary phase
 
-    def _auxiliary_part(self, held: Update) -> None:
-        """Takes the next part of the auxiliary phase. A collective."""
+    def _auxiliary_part(self, metrics: dict[str, float]) -> None:
+        """Takes the next part of the auxiliary phase, and adds its time to the metrics. A collective."""
         session, length, began = self._session, self._config.policy_updates, time.perf_counter()
         name = "keeping the policy" if self._parts_done < length else "distilling"
         session.phase(name, f", part {self._parts_done + 1} of {self._parts}")
@@ -132,11 +128,10 @@ class PhasicLearner(OnPolicyLearner):
             epoch, share = divmod(self._parts_done - length, length)
             self._learn_share(epoch, share)
         self._parts_done += 1
-        session.console.part(self.position, {})
+        session.console.progress.finish_part(self.position, {})
         seconds = time.perf_counter() - began
         session.watchdog.measured(seconds)
         session.seconds += seconds
-        metrics = held.metrics
         metrics["time/update_seconds"] += seconds
         whole = metrics["time/rollout_seconds"] + metrics["time/update_seconds"]
         metrics["time/env_steps_per_second"] = self._config.steps_per_update / whole
@@ -179,7 +174,7 @@ class PhasicLearner(OnPolicyLearner):
     def _advance_to(self, share: float) -> None:
         """Shows the progress within a part of the auxiliary phase."""
         self._session.watchdog.beat()
-        self._session.console.advance_to(self._at(share))
+        self._session.console.progress.advance_to(self._at(share))
 
     def _at(self, share: float) -> float:
         """The env steps to show. The auxiliary phase and the update before it share the env steps of this
@@ -215,8 +210,7 @@ class PhasicLearner(OnPolicyLearner):
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """PPO's state, and the progress of the auxiliary phase."""
         state, part = super().get_state()
-        held = None if self._held is None else dataclasses.asdict(self._held)
-        state[_STATE] = pack_json({"held": held, "parts_done": self._parts_done, "sums": self._sums})
+        state[_STATE] = pack_json({"held": self._held, "parts_done": self._parts_done, "sums": self._sums})
         return state, part
 
     def set_state(
@@ -232,8 +226,7 @@ class PhasicLearner(OnPolicyLearner):
         """
         super().set_state(state, parts, shards)
         phase = unpack_json(state[_STATE])
-        self._held = None if phase["held"] is None else Update(**phase["held"])
-        self._parts_done, self._sums = phase["parts_done"], phase["sums"]
+        self._held, self._parts_done, self._sums = phase["held"], phase["parts_done"], phase["sums"]
         first = self._updates.start
         taken = self._session.step + (self._held is not None)
         distilled = first + min(self._parts_done, len(self._updates)) if self._held else first

@@ -21,7 +21,6 @@ from tfrl import remote
 from tfrl.algorithms import acting
 from tfrl.config.actors import DistributedSettings
 from tfrl.config.run import RLSettings
-from tfrl.envs.spec import ActionSpec, ArraySpec
 from tfrl.experience.collector import Collected, Collector, EnvActor, EnvStates, Versioned
 from tfrl.experience.rollout import Rollout
 from tfrl.run.session import Session
@@ -44,14 +43,11 @@ class PrefetchCollector(Envs, Protocol):
 
     Attributes:
       indices: the global indices of the envs.
-      observation_spec, action_spec: of the envs.
       began: the states of the envs at the start of the last taken rollout. They equal those at the end of the
         rollout before it, except for envs without exact state in a replaced process.
     """
 
     indices: list[int]
-    observation_spec: ArraySpec
-    action_spec: ActionSpec
     began: EnvStates
 
     def offer(self, weights: Versioned) -> None:
@@ -84,7 +80,6 @@ class ThreadCollector:
         self, config: RLSettings, collector: Collector, runtime: Runtime, watchdog: Watchdog
     ) -> None:
         self.indices, self.exact_state = collector.indices, collector.exact_state
-        self.observation_spec, self.action_spec = collector.observation_spec, collector.action_spec
         at_once = runtime.parts_at_once * runtime.local_replicas
         self._actor = EnvActor(collector, acting.of_settings(config, runtime.precision, at_once=at_once))
         self._watchdog = watchdog

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,18 +22,6 @@ from tfrl.run.checkpoint import CheckpointStore
 
 if TYPE_CHECKING:  # it imports TensorFlow
     from tfrl.run.session import Session
-
-
-class Start(NamedTuple):
-    """The state that a run starts with.
-
-    Attributes:
-      state: the arrays for `Agent.begin_with`: those of a checkpoint, or only the weights of an export.
-      about: the source of the arrays, for results.json.
-    """
-
-    state: dict[str, np.ndarray]
-    about: dict[str, Any]
 
 
 def check(config: RLSettings) -> None:
@@ -66,8 +54,11 @@ def _check_same_network(name: str, config: RLSettings, there: RLSettings) -> Non
         raise UserError(f"{name} has another network or optimizer: {'; '.join(differing)}.")
 
 
-def read(config: RLSettings, session: Session) -> Start:
+def read(config: RLSettings, session: Session) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Reads the newest checkpoint of --start-from, or its export, equally on all workers. A collective.
+
+    Returns the arrays for `Agent.begin_with`, and what results.json says about their source. An export gives
+    only weights.
 
     Raises UserError if it has no weights or only damaged ones, or if the workers find different ones.
     """
@@ -84,7 +75,7 @@ def read(config: RLSettings, session: Session) -> Start:
             f"the workers do not see the same weights in --start-from {config.start_from}; wait for the end "
             "of that run if it trains."
         )
-    return Start(state, {"run": config.start_from, "env_steps": env_steps, "update": update})
+    return state, {"run": config.start_from, "env_steps": env_steps, "update": update}
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> int:
