@@ -126,8 +126,7 @@ class ImageLearner(loop.Learner):
             rate = learning_rate(config.schedule, config.lr, session.step, self._num_steps, config.warmup)
             waiting.append(self.classifier.step(batch, rate, session.stop.votes()))
             session.step += 1
-            session.watchdog.beat()
-            session.console.progress.advance_to(self.steps_done, steady=True)
+            session.advance_to(self.steps_done, steady=True)
             ends = self._ends_a_row(session.step)
             # A step's sums are read after the next step has begun, so that the device always has work.
             while len(waiting) > (0 if ends or code is not None else 1):

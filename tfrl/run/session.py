@@ -116,6 +116,14 @@ class Session:
         self.console.phase(name + detail)
         self.watchdog.beat(name, self.step)
 
+    def advance_to(self, x: float, *, steady: bool = False) -> None:
+        """Shows env steps, or images, within an update, and gives the watchdog a sign of life.
+
+        `steady`: as in `Progress.advance_to`.
+        """
+        self.watchdog.beat()
+        self.console.progress.advance_to(x, steady=steady)
+
     # Checkpoints
 
     def restore(self) -> Checkpoint | None:

@@ -116,8 +116,7 @@ class EpisodicLearner(EnvLearner):
             self._waited += time.perf_counter() - began
             steps.append((shown, actions, noise, log_probs, seen.reward, playing))
             count += int(playing.sum())
-            session.watchdog.beat()
-            session.console.progress.advance_to(self._steps_done + _COLLECTING * count)
+            session.advance_to(self._steps_done + _COLLECTING * count)
             ended = ended | seen.ended
             playing = playing & ~seen.ended
             if not playing.any():

@@ -185,8 +185,7 @@ class OffPolicyLearner(EnvLearner):
             self._drawn = self._draw(env_steps)
             self._clock["replay"] += time.perf_counter() - began
         self._finish_learning(env_steps)
-        self._session.watchdog.beat()
-        self._session.console.progress.advance_to(env_steps)
+        self._session.advance_to(env_steps)
 
     def _least_share(self) -> float | None:
         """The least chance of a row to be drawn for its env, of all envs. A collective."""

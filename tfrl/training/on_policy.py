@@ -91,8 +91,7 @@ class OnPolicyLearner(EnvLearner):
         session.phase("collecting")
 
         def on_step(t: int) -> None:
-            session.watchdog.beat()
-            session.console.progress.advance_to(self._at(_COLLECTING * t / config.num_steps))
+            session.advance_to(self._at(_COLLECTING * t / config.num_steps))
 
         draw = self.agent.draw_noise
         noise = rng.action_noise(config.seed, session.step, self._indices, config.num_steps, draw)
@@ -120,9 +119,8 @@ class OnPolicyLearner(EnvLearner):
         session.phase("updating")
 
         def on_step(done: int) -> None:
-            session.watchdog.beat()
             share = _COLLECTING + (1 - _COLLECTING) * done / steps
-            session.console.progress.advance_to(self._at(share), steady=True)
+            session.advance_to(self._at(share), steady=True)
 
         try:
             return self.agent.update(rollout, session.step, on_step)

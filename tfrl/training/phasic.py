@@ -173,8 +173,7 @@ class PhasicLearner(OnPolicyLearner):
 
     def _advance_to(self, share: float) -> None:
         """Shows the progress within a part of the auxiliary phase."""
-        self._session.watchdog.beat()
-        self._session.console.progress.advance_to(self._at(share))
+        self._session.advance_to(self._at(share))
 
     def _at(self, share: float) -> float:
         """The env steps to show. The auxiliary phase and the update before it share the env steps of this
