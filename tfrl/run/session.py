@@ -44,8 +44,8 @@ def open_session(
 
     def on_first(name: str) -> None:
         console.message(
-            f"{name}: saving at the end of this {config.step_name}; a second signal, some seconds later, ends "
-            "the run without saving"
+            f"{name}: saving at the end of this {config.step_name}; a second signal, some seconds later, "
+            "ends the run at once"
         )
 
     def on_second() -> None:
