@@ -129,7 +129,7 @@ def off_policy(learner):
         {"max_grad_norm": 100.0, "vtrace_lambda": 1.0},
         {"max_grad_norm": 0.05, "rho_bar": 1.2, "c_bar": 0.8, "lr_schedule": "linear", "num_steps": 10},
         {"optimizer": "rmsprop", "adam_epsilon": 1e-3, "max_grad_norm": 100.0},
-        {"optimizer": "sgd", "max_grad_norm": 100.0},
+        pytest.param({"optimizer": "sgd", "max_grad_norm": 100.0}, marks=pytest.mark.long),
     ],
 )
 def test_one_step_equals_a_float64_computation(learner, changes):
@@ -198,7 +198,7 @@ def test_a_nan_ends_the_run(learner):
 # Lockstep
 
 
-@pytest.mark.parametrize("lag", [0, 1, 3])
+@pytest.mark.parametrize("lag", [0, 1, pytest.param(3, marks=pytest.mark.long)])
 def test_each_rollout_is_acted_by_the_weights_of_lag_updates_before(learner, lag):
     config = small(lag=lag, lr=1e-2)
     one = learner(config)

@@ -296,7 +296,9 @@ def test_td3_with_hubers_loss():
     run("td3", [*DETERMINISTIC, "--huber-delta", "0.5"], 3, 0, step)
 
 
-@pytest.mark.parametrize("target_every", [None, pytest.param(1, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize(
+    "target_every", [None, *(pytest.param(every, marks=pytest.mark.long) for every in (1, 3))]
+)
 def test_td3(target_every):
     flags = [*DETERMINISTIC, *(["--target-every", str(target_every)] if target_every else [])]
     run("td3", flags, 3, 0, deterministic(["critic1", "critic2"], 2, True, target_every))

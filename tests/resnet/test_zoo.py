@@ -149,7 +149,11 @@ def test_bfloat16_computes_in_bfloat16_close_to_float32():
 
 
 @pytest.mark.parametrize(
-    "name", ["impala", "impala-pooled", "nature", "cookbook", "mlp", "resnet-mini", "resnet20"]
+    "name",
+    [
+        *("impala", "impala-pooled", "nature", "cookbook", "mlp", "resnet-mini"),
+        pytest.param("resnet20", marks=pytest.mark.long),
+    ],
 )
 def test_gradients_in_bfloat16_are_those_of_float32(name):
     """Of every kernel, bias and scale, to the digits of bfloat16: TensorFlow's own of biases lose them."""

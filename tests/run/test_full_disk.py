@@ -72,7 +72,10 @@ def test_a_command_says_so_and_leaves_nothing(run, command, flags):
     assert content(config.run_dir) == before
 
 
-@pytest.mark.parametrize("left", [0, 64, 300, 420, 560])  # none of it, some, and nearly all of it fits
+# None of it, some, and nearly all of it fits.
+@pytest.mark.parametrize(
+    "left", [0, 300, 560, *(pytest.param(left, marks=pytest.mark.long) for left in (64, 420))]
+)
 def test_a_run_that_cannot_be_exported_says_so_and_goes_on_once_there_is_room(run, left):
     from learners import train  # TensorFlow
 

@@ -92,7 +92,12 @@ def test_a_signal_is_answered_while_one_call_goes_on(start):
 
 
 @pytest.mark.parametrize(
-    ("signum", "saved", "expected"), [(2, False, 130), (15, False, 143), (2, True, 130), (15, True, 143)]
+    ("signum", "saved", "expected"),
+    [
+        (2, False, 130),
+        (15, True, 143),
+        *(pytest.param(*more, marks=pytest.mark.long) for more in ((15, False, 143), (2, True, 130))),
+    ],
 )
 def test_a_second_signal_ends_at_once_and_tells_what_is_not_saved(start, signum, saved, expected):
     process = start(f"    stop.saved = {saved}\n" + COMPUTES)

@@ -59,7 +59,7 @@ def test_actions_are_drawn_by_the_numbers_of_the_update(small, learner):
     ("env", "lag", "resumes"),
     [
         ("made_envs:made/Fifty-v0", 0, 1),
-        ("made_envs:made/Fifty-v0", 1, 1),
+        pytest.param("made_envs:made/Fifty-v0", 1, 1, marks=pytest.mark.long),
         ("MountainCar-v0 --max-episode-steps 50", 1, 2),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_frozen_torso_leaves_the_heads_to_train(small, learner, trained_torso,
 
 @pytest.mark.parametrize(
     ("replicas", "done"),
-    [(1, 0), (2, 3), *(pytest.param(*more, marks=pytest.mark.long) for more in ((1, 3), (2, 0)))],
+    [(2, 3), *(pytest.param(*more, marks=pytest.mark.long) for more in ((1, 0), (1, 3), (2, 0)))],
 )
 def test_the_first_update_shows_progress_and_time_left(small, learner, replicas, done):
     """In plain lines, at the start of a run and where it goes on."""

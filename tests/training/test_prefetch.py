@@ -71,7 +71,11 @@ def test_the_ratio_of_ppo_is_to_the_policy_that_acted(learner):
 
 
 @pytest.mark.parametrize(
-    "name, lag", [("dqn", 1), ("dqn", 3), pytest.param("sac of a pendulum", 1, marks=pytest.mark.long)]
+    "name, lag",
+    [
+        ("dqn", 1),
+        *(pytest.param(*more, marks=pytest.mark.long) for more in (("dqn", 3), ("sac of a pendulum", 1))),
+    ],
 )
 def test_rounds_are_acted_by_the_weights_of_lag_iterations_before(learner, name, lag):
     """The second one is random at first, until --learning-starts."""
