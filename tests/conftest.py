@@ -17,12 +17,11 @@ LOGICAL_CPUS = 4
 # Some test files use another's helpers, also where that one's folder is not collected.
 sys.path.append(str(Path(__file__).with_name("resnet")))
 
-# What the caller's shell says of screens and clusters is neither for the tests nor for their processes.
-# The latter start faster where Python may keep what it has compiled.
+# The tests and their processes ignore what the caller's shell says of screens and clusters. The processes
+# start faster if Python may keep what it has compiled.
 for _name in ("CI", "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TF_CONFIG", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(_name, None)
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # replicas are of the CPU, and so are the bits that runs share
-
 
 # Files whose tests mostly wait, for processes that start or for a time to pass; and folders of short tests.
 WAIT = {
@@ -30,6 +29,7 @@ WAIT = {
     "cluster",
     "test_console",
     "test_lost_workers",
+    "test_multi_worker",
     "test_rendezvous",
     "test_stop",
     "test_watchdog",
@@ -38,10 +38,7 @@ SHORT = {"cli", "config", "envs", "evaluation", "experience", "ops", "reporting"
 
 
 def pytest_collection_modifyitems(items):
-    """Has one file in three be one that waits, so that no core does, and short ones come last.
-
-    A long one would leave the other core idle at the end.
-    """
+    """Puts two files that compute between two that wait, and short files last: no core is idle for long."""
     files = dict.fromkeys(item.path for item in items)
     waiting = [file for file in files if {file.stem, file.parent.name} & WAIT]
     short = [file for file in files if file.parent.name in SHORT]
