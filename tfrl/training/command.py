@@ -150,9 +150,17 @@ def check(config: RLSettings, cluster: TFConfig | None = None) -> None:
     config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
     check_callables(config, workers)
     check_run_folder(config)
-    _check_memory(config, workers, here)
-    if not has_checkpoint(config.run_dir):
-        _check_beginning(config)
+    if isinstance(config, replay.BufferSettings):
+        replay.check_memory(config, workers, here)
+    else:
+        steps = config.steps_per_env * config.rollouts_held
+        rollout.check_memory(registry.specs(config)[0], config.num_envs, steps, workers, here)
+    if has_checkpoint(config.run_dir):
+        return
+    if config.start_from is not None:
+        start_from.check(config)
+    if isinstance(config, Network) and config.torso_weights is not None:
+        check_torso(config)
 
 
 def check_callables(config: RLSettings, workers: int) -> None:
@@ -172,23 +180,6 @@ def check_callables(config: RLSettings, workers: int) -> None:
             f"{several[0]} needs {what} that other processes can import, and {name} is a lambda, a local "
             "function or a function of a notebook: put it into a module."
         )
-
-
-def _check_beginning(config: RLSettings) -> None:
-    """Raises UserError if the initial weights of a new run do not exist or do not fit."""
-    if config.start_from is not None:
-        start_from.check(config)
-    if isinstance(config, Network) and config.torso_weights is not None:
-        check_torso(config)
-
-
-def _check_memory(config: RLSettings, workers: int, here: int) -> None:
-    """Raises UserError if the replay or the rollouts of a worker do not fit into memory."""
-    if isinstance(config, replay.BufferSettings):
-        replay.check_memory(config, workers, here)
-    else:
-        steps = config.steps_per_env * config.rollouts_held
-        rollout.check_memory(registry.specs(config)[0], config.num_envs, steps, workers, here)
 
 
 def launch_workers(config: DistributedSettings, module: str, arguments: Sequence[str]) -> int:
