@@ -158,7 +158,9 @@ def test_the_floor_of_small_networks_is_measured():
 def test_every_small_fault_has_its_place_in_the_code():
     assert len(mutants.MUTANTS) >= 40
     for mutant in mutants.MUTANTS:
-        assert mutants.mutated(mutant) != (ROOT / mutant.path).read_text()
+        text = mutants.mutated(mutant)
+        assert text != (ROOT / mutant.path).read_text()
+        compile(text, mutant.path, "exec")
 
 
 def test_the_cost_of_a_replay_is_measured():
