@@ -141,12 +141,12 @@ def test_damaged_checkpoint_is_skipped(store, directory, damage, reason):
 def test_a_checkpoint_of_another_format_is_skipped(store, monkeypatch):
     save(store, 10)
     with monkeypatch.context() as later:
-        later.setattr(checkpoint, "FORMAT", 4)
+        later.setattr(checkpoint, "FORMAT", 5)
         save(store, 20)
     sentences = []
     assert_checkpoint(store.load(sentences.append), 10)
     assert len(sentences) == 1
-    assert "it has format 4, and this version of tfrl reads format 3" in sentences[0]
+    assert "it has format 5, and this version of tfrl reads format 4" in sentences[0]
 
 
 def test_all_damaged_is_an_error(store, directory):
