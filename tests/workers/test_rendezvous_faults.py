@@ -53,6 +53,8 @@ def test_a_hello_with_anything_wrong_in_any_field_is_dropped():
         for value in WRONG:
             if name == "who" and value.startswith('"'):
                 continue  # any text is a name
+            if name == "fingerprint" and value == "{}":
+                continue  # a worker with other settings, whom the chief refuses and names
             with speak(cluster[0], with_field(valid, name, value)) as connection:
                 assert is_hung_up(connection)
     for value in WRONG:
