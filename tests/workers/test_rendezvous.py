@@ -35,9 +35,9 @@ def test_the_chief_may_come_last_and_each_is_named_while_it_is_missing():
     until(lambda: second.lines)
     assert f"worker 0 ({cluster[0].workers[0]}), the chief (Connection refused)" in second.lines[0]
     chief = Attempt(cluster[0])
-    until(lambda: chief.lines and any("worker 1" in line for line in second.lines))
-    for attempt in (chief, second):  # the chief passes on whom it misses
-        assert f"waiting for worker 1 ({cluster[0].workers[1]}) (" in attempt.lines[-1]
+    line = f"waiting for worker 1 ({cluster[0].workers[1]}) ("
+    for attempt in (chief, second):  # the chief passes on whom it misses, once worker 2 has spoken to it
+        until(lambda attempt=attempt: attempt.lines and line in attempt.lines[-1])
         assert "of 10 s)" in attempt.lines[-1]
         assert not attempt.done
     assert [Attempt(cluster[1]).result(), chief.result(), second.result()] == [None] * 3
