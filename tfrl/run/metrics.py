@@ -2,22 +2,20 @@
 
 Event files are written with TensorBoard's protocol buffers and not with `tf.summary`. So a kill loses at most
 one record, and after a failed write (a full disk) the file is cut back to its last whole record. `tf.summary`
-would leave a torn record that hides everything after it.
-
-A record is its length (8 bytes), a checksum (4), an `Event`, and a checksum (4). An `Event` begins with its
-time, and with its step unless that is 0. Only these are read to find the place to cut.
+would leave a torn record that hides everything after it. Each process writes a file of its own, which begins
+with the step from which TensorBoard is to forget the points of earlier files.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import io
 import math
 import os
 import shlex
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +25,8 @@ from typing import Any
 from tfrl.run import files
 
 PROGRESS_FILE = "progress.csv"
+EVENT_FILES = "events.out.tfevents.*"
+"""The pattern of TensorBoard's event files, of any program."""
 _RETURN = "rollout/episode_return"
 _FIRST_CARD = "Return/episode_return"  # TensorBoard sorts groups by name, and capital letters come first
 _STEP_COLUMNS = ("env_steps", "images")  # of the trainers
@@ -39,9 +39,9 @@ class MetricsWriter:
         directory: the run's folder; it exists.
         columns: the metrics with a column in progress.csv, in order. A resumed run keeps the columns of its
             file.
-        resume_at: the env steps at which the run resumes. Later rows and points of an earlier process are
-            removed, so that each point exists once. None: the run starts, perhaps again after a kill before
-            its first checkpoint, and all rows and points are removed.
+        resume_at: the env steps at which the run resumes. Later rows of an earlier process are removed, and
+            TensorBoard drops its later points, so that each exists once. None: the run starts, perhaps again
+            after a kill before its first checkpoint, and this holds for all rows and points.
         warn: called with one sentence if something cannot be written.
         step_column: the name of the first column.
     """
@@ -61,12 +61,9 @@ class MetricsWriter:
         last_step = -1 if resume_at is None else resume_at
         with self._going_on():
             _trim_csv(directory / PROGRESS_FILE, last_step)
-        for path in event_files(directory):
-            with self._going_on():
-                _trim_events(path, last_step)
         self._columns = _read_columns(directory / PROGRESS_FILE) or [step_column, *columns]
-        self._rows = _RecordFile(directory / PROGRESS_FILE, head=_csv_line(self._columns))
-        self._events = _RecordFile(directory / _new_event_file(), head=_first_record())
+        self._rows = _RecordFile(directory / PROGRESS_FILE, lambda: _csv_line(self._columns))
+        self._events = EventFile(directory, first_step=last_step + 1)
 
     def write(self, env_steps: int, values: Mapping[str, float]) -> None:
         """Adds one row to progress.csv and one point to each curve; a NaN or missing value is left out.
@@ -83,13 +80,15 @@ class MetricsWriter:
 
     def scalars(self, env_steps: int, values: Mapping[str, float]) -> None:
         """Adds one point to each curve, and no row to progress.csv; a NaN is left out."""
-        self._add(env_steps, *_scalar_summaries(values))
+        with self._going_on():
+            self._events.scalars(env_steps, values)
 
     def text(self, tag: str, markdown: str, step: int) -> None:
         """Shows Markdown in TensorBoard's Text tab."""
         from tensorboard.plugins.text.summary_v2 import text_pb
 
-        self._add(step, text_pb(tag, markdown))
+        with self._going_on():
+            self._events.add(step, text_pb(tag, markdown))
 
     def describe(self, settings: str) -> None:
         """Shows the command of this process and its settings, YAML, in TensorBoard's Text tab."""
@@ -107,7 +106,8 @@ class MetricsWriter:
         }
         # TensorBoard would show trials of one name as one, and cuts off the ends of long names.
         run = self._directory.resolve()
-        self._add(0, hparams.hparams_pb(values, trial_id=f"{run.name} in {run.parent}"))
+        with self._going_on():
+            self._events.add(0, hparams.hparams_pb(values, trial_id=f"{run.name} in {run.parent}"))
 
     @property
     def has_gap(self) -> bool:
@@ -135,14 +135,7 @@ class MetricsWriter:
             empty = [""] * len(names)
             files.write(path, b"".join(map(_csv_line, [columns, *([*row, *empty] for row in rows)])))
         self._rows.close()
-        self._columns, self._rows = columns, _RecordFile(path, head=_csv_line(columns))
-
-    def _add(self, step: int, *summaries: Any) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        summary = Summary(value=[value for part in summaries for value in part.value])
-        with self._going_on():
-            self._events.append(_event_record(step=step, summary=summary))
+        self._columns, self._rows = columns, _RecordFile(path, lambda: _csv_line(columns))
 
     @contextlib.contextmanager
     def _going_on(self) -> Iterator[None]:
@@ -168,25 +161,77 @@ class NullMetricsWriter:
     write = scalars = text = describe = hyperparameters = flush = close = _skip
 
 
-class EventFile:
-    """The event file of an evaluator process in the run's folder.
+class _RecordFile:
+    """A file that grows by whole, unbuffered records; it is made at its first record."""
 
-    It is opened for each record, because trainers that start again cut or remove event files.
+    def __init__(self, path: Path, head: Callable[[], bytes]) -> None:
+        self._path = path
+        self._head = head  # gives the first bytes of the file
+        self._file: io.FileIO | None = None
+        self._is_named = False  # on the disk, in its folder
+
+    def append(self, record: bytes) -> None:
+        """Writes the record, or leaves the file as it was and raises OSError."""
+        if self._file is None:
+            self._file = io.FileIO(self._path, "a")
+        size = os.fstat(self._file.fileno()).st_size
+        rest = memoryview(record if size else self._head() + record)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fileno(), size)
+            raise
+
+    def sync(self) -> None:
+        """Syncs the records, and the first time also the file's name. Raises OSError."""
+        if self._file is None:
+            return
+        os.fsync(self._file.fileno())
+        if not self._is_named:
+            files.sync_folder(self._path.parent)
+            self._is_named = True
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+class EventFile(_RecordFile):
+    """An event file of this process in the run's folder.
+
+    Args:
+        directory: the run's folder.
+        first_step: TensorBoard forgets the points of earlier files from this step on; None: it forgets none.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / _new_event_file()
+    def __init__(self, directory: Path, first_step: int | None = None) -> None:
+        # A name that no other process uses, sorted after those of earlier seconds.
+        own = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.tfrl"
+        super().__init__(
+            directory / EVENT_FILES.replace("*", own), functools.partial(_first_records, first_step)
+        )
 
     def scalars(self, env_steps: int, values: Mapping[str, float]) -> None:
-        """Adds one point to each curve; a NaN is left out. Raises OSError, and leaves the file as it was."""
+        """Adds one point to each curve; a NaN is left out. Raises OSError, and leaves the file as it was.
+
+        TensorBoard gets the return once more, in its first group.
+        """
+        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+
+        known = {name: float(value) for name, value in values.items() if not math.isnan(value)}
+        if _RETURN in known:
+            known[_FIRST_CARD] = known[_RETURN]
+        self.add(env_steps, *(scalar_pb(name, value) for name, value in known.items()))
+
+    def add(self, step: int, *summaries: Any) -> None:
+        """Adds summaries in one record. Raises OSError, and leaves the file as it was."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        summary = Summary(value=[value for part in _scalar_summaries(values) for value in part.value])
-        events = _RecordFile(self._path, head=_first_record())
-        try:
-            events.append(_event_record(step=env_steps, summary=summary))
-        finally:
-            events.close()
+        summary = Summary(value=[value for part in summaries for value in part.value])
+        self.append(_event_record(step=step, summary=summary))
 
 
 def logged_steps(progress: Path) -> int:
@@ -205,56 +250,10 @@ def is_foreign(progress: Path) -> bool:
     return len(columns) > 1 and columns[0] not in _STEP_COLUMNS
 
 
-class _RecordFile:
-    """A file that grows by whole, unbuffered records; it is made at its first record."""
-
-    def __init__(self, path: Path, *, head: bytes) -> None:
-        self._path = path
-        self._head = head
-        self._file: io.FileIO | None = None
-        self._is_named = False  # on the disk, in its folder
-
-    def append(self, record: bytes) -> None:
-        """Writes the record, or leaves the file as it was and raises OSError."""
-        if self._file is None:
-            self._file = io.FileIO(self._path, "a")
-        size = os.fstat(self._file.fileno()).st_size
-        rest = memoryview(record if size else self._head + record)
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file.fileno(), size)
-            raise
-
-    def sync(self) -> None:
-        if self._file is None:
-            return
-        os.fsync(self._file.fileno())
-        if not self._is_named:
-            files.sync_folder(self._path.parent)
-            self._is_named = True
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
 def _csv_line(cells: Sequence[str]) -> bytes:
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(cells)
     return line.getvalue().encode()
-
-
-def _scalar_summaries(values: Mapping[str, float]) -> list[Any]:
-    """A point of each curve; a NaN is left out. TensorBoard gets the return once more, in its first group."""
-    from tensorboard.plugins.scalar.summary_v2 import scalar_pb
-
-    known = {name: float(value) for name, value in values.items() if not math.isnan(value)}
-    if _RETURN in known:
-        known[_FIRST_CARD] = known[_RETURN]
-    return [scalar_pb(name, value) for name, value in known.items()]
 
 
 def _read_columns(path: Path) -> list[str]:
@@ -282,26 +281,14 @@ def _trim_csv(path: Path, last_step: int) -> None:
     os.truncate(path, size)
 
 
-EVENT_FILES = "events.out.tfevents.*"
-"""The pattern of TensorBoard's event files, of any program."""
-_OWN = ".tfrl"
-_LENGTH = struct.Struct("<Q")
-_DATA = 12  # where a record's data begins
-_FRAME = 16  # bytes of a record beside its data
-_TIME = b"\x09"  # the tag of the time, a double
-_STEP = b"\x10"  # the tag of the step, a number in groups of 7 bits, the lowest first
-_BEGINNING = _DATA + 1 + 8 + 1 + 10
+def _first_records(first_step: int | None) -> bytes:
+    """The first records of an event file; see `EventFile`."""
+    from tensorboard.compat.proto.event_pb2 import SessionLog
 
-
-def _new_event_file() -> str:
-    """A name that no other process uses, sorted after those of earlier seconds."""
-    prefix = EVENT_FILES.removesuffix("*")
-    return f"{prefix}{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}{_OWN}"
-
-
-def event_files(directory: Path) -> list[Path]:
-    """The event files in a run's folder that tfrl wrote. Files of other programs are not changed."""
-    return [path for path in directory.glob(EVENT_FILES) if path.suffix == _OWN]
+    version = _event_record(file_version="brain.Event:2")
+    if first_step is None:
+        return version
+    return version + _event_record(step=first_step, session_log=SessionLog(status=SessionLog.START))
 
 
 def _event_record(**fields: Any) -> bytes:
@@ -312,40 +299,3 @@ def _event_record(**fields: Any) -> bytes:
     record = io.BytesIO()
     RecordWriter(record).write(Event(wall_time=time.time(), **fields).SerializeToString())
     return record.getvalue()
-
-
-def _first_record() -> bytes:
-    """The first record of a file."""
-    return _event_record(file_version="brain.Event:2")
-
-
-def _trim_events(path: Path, last_step: int) -> None:
-    """Cuts an event file after its last whole record of at most `last_step`, or removes it if none is left.
-
-    Steps only grow within a file. Raises OSError.
-    """
-    with path.open("r+b", buffering=0) as file:
-        descriptor = file.fileno()
-        size, records, end = 0, 0, os.fstat(descriptor).st_size
-        while begin := os.pread(descriptor, _BEGINNING, size):
-            length = _LENGTH.unpack(begin[:8])[0] if len(begin) > _DATA else 0
-            if not 0 < length <= end - size - _FRAME or _step(begin[_DATA:]) > last_step:
-                break
-            size, records = size + length + _FRAME, records + 1
-        os.ftruncate(descriptor, size)
-        os.fsync(descriptor)
-    if records <= 1:  # the first record has no point
-        path.unlink()
-        files.sync_folder(path.parent)
-
-
-def _step(event: bytes) -> int:
-    """The step of an Event, from its beginning; 0 if it has none."""
-    if event[:1] != _TIME or event[9:10] != _STEP:
-        return 0
-    step = 0
-    for place, group in enumerate(event[10:20]):
-        step |= (group & 0x7F) << 7 * place
-        if group < 0x80:
-            break
-    return step
