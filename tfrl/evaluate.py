@@ -42,11 +42,11 @@ class Options:
     """The evaluation."""
 
     levels: Literal["train", "test", "both"] = "both"
-    """The run's training levels, the full distribution, or both; an env without levels has one set."""
+    """train: the run's training levels; test: all levels of the game. An env without levels has only test."""
     episodes: Annotated[int, EPISODES] = 256
     """Episodes of each level set, the same number in every env."""
     greedy: bool | None = None
-    """Take the most likely action (--no-greedy: draw one); None: as in the run's own evaluation."""
+    """Take the most likely action; --no-greedy draws actions; None: as in the run's own evaluations."""
     envs: str | None = None
     """Envs to play, separated by commas; None: the run's."""
     seed: Annotated[int | None, NATURAL] = None

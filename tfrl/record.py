@@ -38,11 +38,11 @@ class Options(Recording):
     window: bool = False
     """Show the policy in a window instead of writing a file. Escape, q or its close button ends it."""
     greedy: bool | None = None
-    """Take the most likely action (--no-greedy: draw one); None: as in the run's own evaluation."""
+    """Take the most likely action; --no-greedy draws actions; None: as in the run's own evaluations."""
     seed: Annotated[int | None, NATURAL] = None
     """Seed of levels and actions; None: the run's."""
     checkpoint: str = "last"
-    """last, best (by the return in evaluations) or the number of an update."""
+    """Checkpoint to show: last, best (by the return in evaluations) or the number of an update."""
     random: str | None = None
     """An env to show with a random policy, without a run."""
     out: str | None = None

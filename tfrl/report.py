@@ -71,8 +71,7 @@ class Options:
     """The place of the report."""
 
     out: str | None = None
-    """The folder of report.html and plots/. None: the run's folder; for several runs, the folder that has the
-    first run in it."""
+    """Folder of report.html and plots/. None: the run's folder; for several runs, the parent of the first."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -53,8 +53,7 @@ class Options:
     sample: str | None = None
     """NAME=uniform:a,b or loguniform:a,b or choice:a,b,c: draw a value of a setting for each trial."""
     scheduler: Literal["none", "asha", "pbt"] = "none"
-    """asha: end poor trials early. pbt: poor trials continue from the weights of good trials, with changed
-    settings. Both need --eval-every after the --."""
+    """asha: end poor trials early; pbt: give them good trials' weights. Both need --eval-every after --."""
     trials: Annotated[int, NATURAL] = 0
     """Trials of each point of the grid, each with its own drawn values. 0: 8 with --sample, otherwise 1."""
     parallel: Annotated[int, COUNT] = 1

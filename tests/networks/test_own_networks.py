@@ -148,7 +148,11 @@ def test_a_network_that_cannot_serve_is_refused_with_one_sentence(tmp_path, func
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--torso", "no_such_module:net"], "--torso: no_such_module:net cannot be imported here"),
+        (
+            ["--torso", "no_such_module:net"],
+            "--torso: no_such_module:net cannot be imported here (ModuleNotFoundError: No module named "
+            "'no_such_module'); start the command in the module's folder",
+        ),
         (["--torso", "test_own_networks:nothing"], "the module test_own_networks has no nothing"),
         (["--critic-torso", "nature"], "--critic-torso nature takes no vectors, which CartPole-v1 shows"),
         (["--torso", named(chain), "--torso-width", "2"], "--torso-width has no effect"),

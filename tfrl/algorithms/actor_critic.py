@@ -36,7 +36,7 @@ class Rollouts(ScheduledLearning):
     """Length of a rollout: steps of each env (alias --update-freq). It must be divisible by
     --num-minibatches."""
     num_minibatches: Annotated[int, COUNT] = 8
-    """Gradient steps in a pass."""
+    """Gradient steps in each pass over the rollout."""
     adam_epsilon: Annotated[float, POSITIVE] = 1e-5
     gamma: Annotated[float, FRACTION] = 0.999
     entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.01
@@ -46,12 +46,13 @@ class Rollouts(ScheduledLearning):
     max_grad_norm: Annotated[float, POSITIVE] = 0.5
     """Clip the gradient of the mean loss of a minibatch to this global norm."""
     free_deviation: bool = False
-    """The deviation of continuous actions is a separate variable, not an output of the network."""
+    """The standard deviation of continuous actions does not depend on the observation. Otherwise the network
+    computes it from the observation."""
     normalize_rewards: bool = True
     """Divide rewards by the running standard deviation of the discounted return."""
     normalize_observations: bool = False
-    """Normalise vectors by their running mean and deviation. All workers have the same statistics, and the
-    policy contains them."""
+    """Normalise vectors by their running mean and standard deviation. All workers have the same statistics,
+    and the policy contains them."""
     normalize_random_steps: Annotated[int, NATURAL] = 0
     """Take the mean and deviation of --normalize-observations only from this many env steps of random actions
     before training. 0: from all rollouts so far."""

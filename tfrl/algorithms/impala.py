@@ -37,11 +37,11 @@ class IMPALA(Rollouts):
     num_steps: Annotated[int, COUNT] = 128
     """Env steps of a rollout, in each env (alias --update-freq)."""
     num_minibatches: Annotated[int, COUNT] = 8
-    """Gradient steps of a rollout: each learns from all steps of every num-minibatches-th env, so that
-    V-trace looks ahead as far as the rollout goes."""
+    """Gradient steps for each rollout. Each takes all steps of an equal share of the envs, because V-trace
+    needs whole rollouts."""
     lr: Annotated[float, POSITIVE] = 2.5e-4
     vtrace_lambda: Annotated[float, FRACTION] = 0.95
-    """Lambda of V-trace: below 1, its traces are shorter. The paper has 1."""
+    """Lambda of V-trace: 0 uses the critic's values, 1 uses the returns, as in the paper."""
     rho_bar: Annotated[float, POSITIVE] = 1.0
     """V-trace's bound on the ratio of new to old action probability."""
     c_bar: Annotated[float, POSITIVE] = 1.0

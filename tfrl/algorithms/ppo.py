@@ -142,7 +142,7 @@ class PPO(Rollouts):
     """The hyperparameters of PPO."""
 
     epochs: Annotated[int, Range(1, 1000)] = 3
-    """Passes over a rollout."""
+    """Passes over each rollout."""
     minibatch_size: Annotated[int, NATURAL] = 0
     """Samples of a gradient step, instead of --num-minibatches: a multiple of --num-envs. Samples that do not
     fill the last minibatch are omitted from the pass. 0: --num-minibatches decides."""

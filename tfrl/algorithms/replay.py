@@ -57,14 +57,14 @@ class ReplayLearning(ScheduledLearning):
     learning_starts: Annotated[int, COUNT] = 5000
     """Env steps with random actions before the first gradient step."""
     batch_size: Annotated[int, COUNT] = 256
-    """Transitions of a gradient step, all workers together: the same number of each env."""
+    """Transitions of a gradient step, all workers together. Each env gives the same number."""
     updates_per_step: Annotated[float, Range(0, 1000, above=True)] = 1.0
     """Gradient steps for each env step; may be a fraction."""
     train_every: Annotated[int, COUNT] = 1
-    """Env steps between calls of the learner. A call takes all gradient steps that are due: several at once
-    are faster. --updates-per-step still decides their number."""
+    """Learn once in this many env steps, and then take all gradient steps that are due. Several at once are
+    faster. --updates-per-step still decides their number."""
     n_step: Annotated[int, Range(1, 1000)] = 1
-    """Rewards in an n-step return."""
+    """Rewards that a target sums before it adds the critic's value (n-step return)."""
     critic_lr: Annotated[float | None, POSITIVE] = None
     """Learning rate of the critics, for algorithms with an actor; None: --lr."""
     huber_delta: Annotated[float | None, POSITIVE] = None

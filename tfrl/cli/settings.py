@@ -106,8 +106,8 @@ class Hardware:
     """TensorFlow's strategy. auto: multi-worker if TF_CONFIG is set, mirrored for several GPUs or --replicas,
     otherwise one-device."""
     replicas: Annotated[int, Range(0, 256)] = 0
-    """Replicas in this process. A CPU is split into that many logical devices. 0: one, or one for each
-    GPU."""
+    """Devices of this process that learn together: GPUs, or this many equal parts of its CPU. 0: all GPUs,
+    or the CPU as one."""
     precision: Precision = "auto"
     """Precision of the torso; everything else is float32. auto: bfloat16 where it is faster (GPUs of compute
     capability 8.0 or higher, CPUs with AMX, AMD's CPUs with AVX512-BF16; never for mlp), otherwise float32. A
@@ -116,7 +116,7 @@ class Hardware:
     """Compute gradients in parts of this many samples, and sum them. The gradient step is the same; smaller
     parts need less memory. 0: chosen for speed."""
     communication: Literal["auto", "ring", "nccl"] = "auto"
-    """The way workers sum gradients; auto: TensorFlow chooses."""
+    """Transport of gradients between workers: ring (any device) or nccl (GPUs); auto: TensorFlow chooses."""
     cluster_timeout: Annotated[float, TIMEOUT] = 120.0
     """Seconds to wait for all workers at the start; then the run ends."""
     stall_timeout: Annotated[float, TIMEOUT_OR_NONE] = 0.0

@@ -86,7 +86,10 @@ def of_run(path: Path) -> RLSettings:
         there = "is a file, not" if path.exists() else "does not exist: give"
         raise UserError(f"{path} {there} the folder of a run.")
     if not (path / SETTINGS_FILE).is_file():
-        raise UserError(f"{path} is not the folder of a run: it has no {SETTINGS_FILE}.")
+        raise UserError(
+            f"{path} is not the folder of a run: it has no {SETTINGS_FILE}; python -m tfrl.status lists "
+            "the runs."
+        )
     if is_of(path, "dataset"):
         raise UserError(f"{path} is a run of resnet.train; evaluate it with python -m resnet.evaluate.")
     facts.remember(path)

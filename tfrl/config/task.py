@@ -17,7 +17,7 @@ class Task(EnvSettings):
     """The task to learn."""
 
     env: str = "coinrun"
-    """A procgen game (coinrun and procgen-coinrun-v0 are the same), a toy or a Gymnasium id.
+    """A procgen game (coinrun and procgen-coinrun-v0 are the same), the toy catch or a Gymnasium id.
     my_package.my_module:MyEnv-v0 imports the module that registers the id. my_package.my_module:make_env is a
     function that returns a gymnasium.Env."""
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -45,9 +45,9 @@ class Task(EnvSettings):
     """Length of the run in env steps, all workers together, rounded up to whole updates. 1e6 and 1_000_000
     are the same."""
     max_episodes: Annotated[int | None, COUNT] = None
-    """End the run, complete, when this many training episodes have ended; None: never."""
+    """End the run as complete when this many training episodes have ended; None: never."""
     solved_at: Annotated[float | None, ANY] = None
-    """End the run, complete, when the mean return of the last 100 episodes is this or more; None: never."""
+    """End the run as complete when the mean return of the last 100 episodes is this or more; None: never."""
     reward_scale: Annotated[float, POSITIVE] = 1.0
     """Multiply the rewards for the learner by this factor. Reported returns are still the env's."""
     reward_shift: Annotated[float, ANY] = 0.0

@@ -51,8 +51,11 @@ def find(name: str) -> Callable[..., Any]:
         raise ValueError(f"the module {module} has no {attribute}") from None
     except Exception as error:  # a user's module may raise anything
         lines = str(error).strip().splitlines() or ["no message"]
+        is_absent = isinstance(error, ModuleNotFoundError) and error.name in (module, module.split(".")[0])
+        advice = "; start the command in the module's folder, or add that folder to PYTHONPATH"
         raise ValueError(
             f"{name} cannot be imported here ({type(error).__name__}: {lines[0].rstrip('.')})"
+            f"{advice if is_absent else ''}"
         ) from error
     if not callable(found):
         raise ValueError(f"{name} has the type {type(found).__name__} and is not a function")

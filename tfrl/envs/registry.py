@@ -134,7 +134,8 @@ def check(task: EnvSettings) -> None:
     specs(task)
     if task.action_masks == "must" and not uses_action_masks(task):
         raise ValueError(
-            f'--action-masks must needs info["action_mask"], which {env} does not give at its reset'
+            f'--action-masks must needs info["action_mask"], which {env} does not give at its reset; leave '
+            "--action-masks out"
         )
 
 

@@ -50,9 +50,9 @@ class Recording:
     episodes: Annotated[int, Range(1, 100)] = 4
     """Episodes, side by side in a grid, each on its own level."""
     levels: Literal["train", "test"] = "test"
-    """The run's training levels, or unseen ones; envs without levels have test alone."""
+    """train: the run's training levels; test: unseen levels. An env without levels has only test."""
     overlay: bool = True
-    """Show step, return and actions below the env: their probabilities, or each of their numbers."""
+    """Write step, return and action below each env, with the probabilities of discrete actions."""
     max_steps: Annotated[int, COUNT] = 1000
     """Env steps after which the video ends."""
 

@@ -108,7 +108,7 @@ def parse(text: str) -> TFConfig:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError also: an integer of thousands of digits
-        raise UserError(f"TF_CONFIG is not JSON ({error}) but {_short(text)}; write {EXAMPLE}") from None
+        raise UserError(f"TF_CONFIG is not JSON ({error}): {_short(text)}; write {EXAMPLE}") from None
     if not isinstance(content, dict):
         raise UserError(f"TF_CONFIG is {_short(content)}; it must be an object like {EXAMPLE}")
     for key in ("cluster", "task"):
