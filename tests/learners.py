@@ -113,7 +113,6 @@ def prefer(agent):
 def build_actor_critic(*, observation_spec, action_spec, precision="float32", **changes):
     """PPO's network for these specs, with `changes` of its settings."""
     settings = {
-        "base": "ppo",
         "torso": "cookbook",
         "torso_options": {},
         "critic_torso": None,

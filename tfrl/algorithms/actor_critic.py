@@ -67,6 +67,12 @@ class RolloutSettings(Network, Rollouts, DistributedSettings):
         """Env steps of one update, all workers together."""
         return self.num_envs * self.num_steps
 
+    def make_network(self, precision: str) -> Any:
+        """Makes an actor and a critic."""
+        from tfrl.networks import actor_critic
+
+        return actor_critic.of_settings(self, precision)  # type: ignore[arg-type]  # it has these settings
+
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
         super().check()

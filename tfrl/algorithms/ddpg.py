@@ -53,6 +53,12 @@ class Config(DDPG, ReplaySettings):
     result_sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, DDPG, Ahead, Torso)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
 
+    def make_network(self, precision: str) -> Any:
+        """Makes an actor and a critic."""
+        from tfrl.networks import actors
+
+        return actors.deterministic_actor(self, precision, critics=1, noise_scale=self.exploration_noise)
+
 
 READER = Reader(
     Config, "python -m tfrl.ddpg", "Train DDPG on an env with continuous actions.", {"env": "Pendulum-v1"}

@@ -160,6 +160,7 @@ class Config(DQN, ReplaySettings):
     def ineffective(self) -> dict[str, str]:
         """The settings that have no effect in this combination, each with the reason."""
         found = super().ineffective | {"critic_lr": "here: there is no actor"}
+        found["critic_torso"] = "here: there is one network"
         if not self.prioritized:
             found |= dict.fromkeys(("priority_exponent", "priority_beta"), "without --prioritized")
         return found
@@ -169,6 +170,12 @@ class Config(DQN, ReplaySettings):
         ends = self.exploration_start, self.exploration_end
         share = epsilon(self.exploration_decay, *ends, env_steps, self.exploration_steps)
         return (np.float32(share),)
+
+    def make_network(self, precision: str) -> Any:
+        """Makes a network for the values of all actions."""
+        from tfrl.networks import actors
+
+        return actors.q_network(self, precision, dueling=self.dueling, epsilon=self.exploration_end)
 
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""

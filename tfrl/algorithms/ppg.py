@@ -128,6 +128,12 @@ class Config(PPG, ppo.Config):
         micro_batch = math.gcd(self.micro_batch, rows // replicas) if self.micro_batch else 0
         return StepSize(rows, micro_batch, self.least_parts)
 
+    def make_network(self, precision: str) -> Any:
+        """Makes an actor and a critic, and the auxiliary value head."""
+        from tfrl.networks import actor_critic
+
+        return actor_critic.of_settings(self, precision, auxiliary=True)  # type: ignore[arg-type]  # it has these settings
+
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
         super().check()

@@ -130,6 +130,17 @@ class Config(Observers, REINFORCE, RLSettings):
             return config
         return dataclasses.replace(config, solved_at=registry.reward_threshold(config.env))
 
+    @property
+    def ineffective(self) -> dict[str, str]:
+        """The settings that have no effect in this combination, each with the reason."""
+        return super().ineffective | {"critic_torso": "here: there is one network"}
+
+    def make_network(self, precision: str) -> Any:
+        """Makes an actor."""
+        from tfrl.networks import actors
+
+        return actors.actor_alone(self, precision, dropout=self.dropout)
+
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
         super().check()

@@ -69,6 +69,12 @@ class Config(SAC, ReplaySettings):
         of_learning = () if self.alpha is None else ("entropy_target", "alpha_lr")
         return super().ineffective | dict.fromkeys(of_learning, "with a fixed --alpha")
 
+    def make_network(self, precision: str) -> Any:
+        """Makes an actor and two critics."""
+        from tfrl.networks import actors
+
+        return actors.actor_and_critics(self, precision, critics=2)
+
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
         super().check()

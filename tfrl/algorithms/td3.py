@@ -43,6 +43,12 @@ class Config(TD3, ReplaySettings):
     result_sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, TD3, Ahead, Torso)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = ddpg.Config.presets
 
+    def make_network(self, precision: str) -> Any:
+        """Makes an actor and two critics."""
+        from tfrl.networks import actors
+
+        return actors.deterministic_actor(self, precision, critics=2, noise_scale=self.exploration_noise)
+
 
 READER = Reader(
     Config, "python -m tfrl.td3", "Train TD3 on an env with continuous actions.", {"env": "Pendulum-v1"}

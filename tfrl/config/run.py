@@ -11,7 +11,7 @@ import numpy as np
 from tfrl.cli import settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import FRACTION, NATURAL, POSITIVE, Range, Settings, expand_home
-from tfrl.config import ALGORITHMS, network, task
+from tfrl.config import network, task
 from tfrl.config.network import Network, Optimizer, Torso
 from tfrl.config.task import Task
 from tfrl.envs import callables, registry
@@ -114,11 +114,13 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         """Rollouts that are in memory at once."""
         return 1
 
-    @property
-    def base(self) -> str:
-        """The algorithm of tfrl that these settings belong to, or that a user's algorithm extends."""
-        named = (vars(kind).get("algorithm") for kind in type(self).__mro__)
-        return next(name for name in named if name in ALGORITHMS)
+    def make_network(self, precision: str) -> Any:
+        """Makes the algorithm's network, a `tfrl.networks.network.Network`; imports TensorFlow.
+
+        `precision` is that of the torso. Algorithms with the same method have the same weights for the same
+        settings. Raises ValueError if the zoo cannot build it.
+        """
+        raise NotImplementedError
 
     def learned_rewards(self, rewards: np.ndarray) -> np.ndarray:
         """The learner's rewards, float32, before any normalisation, from the env's rewards, float32."""
@@ -151,8 +153,6 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         found = {} if has_mlp else dict.fromkeys(network.DECIDE_MLP, f"with --torso {self.torso}")
         if callables.is_name(self.torso):
             found["torso_width"] = "with a torso of your own"
-        if self.base in ("dqn", "reinforce"):
-            found["critic_torso"] = "here: there is one network"
         if hasattr(self, "free_deviation") and not isinstance(registry.specs(self)[1], Box):
             found["free_deviation"] = "where actions are discrete"
         if getattr(self, "memory", None) == "none":

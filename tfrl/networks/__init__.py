@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-from tfrl.config import network as settings
 from tfrl.config.run import RLSettings
 from tfrl.envs import callables
 
@@ -18,13 +16,8 @@ of a layer's sums, and so the last bits.
 """
 
 
-def kind(algorithm: str) -> str:
-    """The kind of network of an algorithm. Equal settings and kinds have the same weights."""
-    return "actor_critic" if algorithm in ("ppo", "drac", "impala") else algorithm
-
-
 def of_settings(config: RLSettings, precision: str) -> Any:
-    """Makes the network that a run's settings describe, of its algorithm's kind: a `Network`.
+    """Makes the network that a run's settings describe: a `Network`.
 
     Args:
       config: a run's settings.
@@ -33,9 +26,7 @@ def of_settings(config: RLSettings, precision: str) -> Any:
     Raises:
       ValueError: the zoo cannot build it.
     """
-    module = "actor_critic" if isinstance(config, settings.Network) else "actors"
-    made = importlib.import_module(f"tfrl.networks.{module}")
-    network = made.of_settings(config, precision)
+    network = config.make_network(precision)
     if any(map(callables.is_name, (config.torso, config.critic_torso or ""))):
         network.fixed_rows = ROWS_OF_OWN_TORSOS
     return network

@@ -367,22 +367,28 @@ class ActorCriticSettings(NetworkSettings, RLSettings):
     normalize_observations: bool
 
 
-def of_settings(config: ActorCriticSettings, precision: str) -> ActorCritic:
+def of_settings(config: ActorCriticSettings, precision: str, *, auxiliary: bool = False) -> ActorCritic:
     """Makes the actor and critic that a run's settings describe.
 
     Args:
       config: a run's settings.
       precision: "float32", or "bfloat16" for a bfloat16 torso under float32 heads.
+      auxiliary: makes a `PhasicActorCritic`, which has a second value head.
 
     Raises:
       ValueError: the zoo cannot build that torso, or it would break PPO's probability ratio.
     """
     observation_spec, action_spec = registry.specs(config)
-    return build(config, observation_spec, action_spec, precision)
+    return build(config, observation_spec, action_spec, precision, auxiliary=auxiliary)
 
 
 def build(
-    config: ActorCriticSettings, observation_spec: ArraySpec, action_spec: ActionSpec, precision: str
+    config: ActorCriticSettings,
+    observation_spec: ArraySpec,
+    action_spec: ActionSpec,
+    precision: str,
+    *,
+    auxiliary: bool = False,
 ) -> ActorCritic:
     """Makes the actor and critic of some settings for these specs. Raises like `of_settings`."""
     for name in {config.torso, config.critic_torso or config.torso}:
@@ -422,7 +428,7 @@ def build(
         "cores": cores,
     }
     critic = Critic(features=of_critic, seed=seeds[3])
-    if config.base != "ppg":
+    if not auxiliary:
         return ActorCritic(actor, critic, **parts_of_network)
-    auxiliary = Critic(features=of_actor, seed=seeds[4], name="auxiliary")
-    return PhasicActorCritic(actor, critic, **parts_of_network, added={"auxiliary": auxiliary})
+    added = {"auxiliary": Critic(features=of_actor, seed=seeds[4], name="auxiliary")}
+    return PhasicActorCritic(actor, critic, **parts_of_network, added=added)

@@ -24,15 +24,6 @@ from tfrl.ops import q_learning
 from tfrl.workers.data_parallel import Weights
 
 
-class ActorSettings(RLSettings):
-    """The settings of the networks of this file; an algorithm has only those of its network."""
-
-    dueling: bool
-    exploration_end: float
-    exploration_noise: float
-    dropout: float
-
-
 class ActorAndCritics(Network):
     """An actor, whose outputs are a distribution's parameters, and critics `critic1`, `critic2` and so on.
 
@@ -257,47 +248,62 @@ class QNetwork(Network):
         return {"action": self.greedy(outputs), "q": outputs[0]}
 
 
-def of_settings(config: ActorSettings, precision: str) -> QNetwork | ActorAndCritics:
-    """Makes the networks of a run of DQN, DDPG, TD3, SAC or REINFORCE from its settings.
+# The networks that the settings of a run describe, for `make_network` of an algorithm's settings. `precision`
+# is that of the torso. They raise ValueError if the zoo cannot build it.
 
-    Raises:
-      ValueError: the zoo cannot build their torso.
-    """
+
+def actor_alone(config: RLSettings, precision: str, *, dropout: float) -> ActorAlone:
+    """An actor without critics, trained with a share `dropout` of its features set to 0."""
     observation_spec, action_spec = registry.specs(config)
-    if isinstance(action_spec, Discrete) and config.base == "dqn":
-        return _q_network(config, observation_spec, action_spec, precision)
-    if config.base == "reinforce":
-        seeds = seeds_of(config.seed, 2)
-        torso = torso_of_rows(config, observation_spec, precision, seeds[0])
-        size = distribution_for(action_spec).parameters_size
-        head = Head(size, features=torso.output_shape[-1], gain=0.01, seed=seeds[1])
-        return ActorAlone(torso, head, observation_spec, action_spec, config.dropout)
-    num_critics = 1 if config.base == "ddpg" else 2
-    seeds = seeds_of(config.seed, 1 + num_critics)
-    stochastic = config.base == "sac"
-    size = distribution_for(action_spec).parameters_size if stochastic else action_spec.shape[0]
+    seeds = seeds_of(config.seed, 2)
+    torso = torso_of_rows(config, observation_spec, precision, seeds[0])
+    size = distribution_for(action_spec).parameters_size
+    head = Head(size, features=torso.output_shape[-1], gain=0.01, seed=seeds[1])
+    return ActorAlone(torso, head, observation_spec, action_spec, dropout)
+
+
+def actor_and_critics(config: RLSettings, precision: str, *, critics: int) -> ActorAndCritics:
+    """An actor that draws its actions, and so many critics."""
+    observation_spec, action_spec = registry.specs(config)
+    size = distribution_for(action_spec).parameters_size
+    models = _actor_and_critics(config, precision, size, critics)
+    return ActorAndCritics(*models, observation_spec, action_spec)
+
+
+def deterministic_actor(
+    config: RLSettings, precision: str, *, critics: int, noise_scale: float
+) -> DeterministicActor:
+    """An actor that explores with noise of the deviation `noise_scale`, and so many critics."""
+    observation_spec, action_spec = registry.specs(config)
+    models = _actor_and_critics(config, precision, action_spec.shape[0], critics)
+    return DeterministicActor(*models, observation_spec, noise_scale=noise_scale)
+
+
+def _actor_and_critics(
+    config: RLSettings, precision: str, size: int, critics: int
+) -> tuple[keras.Model, list[keras.Model]]:
+    """An actor with so many outputs, and critics."""
+    observation_spec, action_spec = registry.specs(config)
+    seeds = seeds_of(config.seed, 1 + critics)
     actor = _headed(torso_of_rows(config, observation_spec, precision, seeds[0]), size, 0.01, seeds[0])
-    critics = [_critic(config, observation_spec, action_spec, precision, seed) for seed in seeds[1:]]
-    if stochastic:
-        return ActorAndCritics(actor, critics, observation_spec, action_spec)
-    return DeterministicActor(actor, critics, observation_spec, noise_scale=config.exploration_noise)
+    return actor, [_critic(config, observation_spec, action_spec, precision, seed) for seed in seeds[1:]]
 
 
-def _q_network(
-    config: ActorSettings, observation_spec: ArraySpec, action_spec: Discrete, precision: str
-) -> QNetwork:
+def q_network(config: RLSettings, precision: str, *, dueling: bool, epsilon: float) -> QNetwork:
+    """The values of all actions; `sample` takes random actions with the probability `epsilon`."""
+    observation_spec, action_spec = registry.specs(config)
     seeds = seeds_of(config.seed, 3)
     torso = torso_of_rows(config, observation_spec, precision, seeds[0])
     features = torso.output_shape[-1]
-    q = Head(action_spec.n, features=features, gain=1.0, seed=seeds[1])(torso.output)
-    if config.dueling:
+    q = Head(action_spec.encoded_size, features=features, gain=1.0, seed=seeds[1])(torso.output)
+    if dueling:
         value = Head(1, features=features, gain=1.0, seed=seeds[2], name="value")(torso.output)
         q = Dueling(name="dueling", dtype="float32")(value, q)
-    return QNetwork(keras.Model(torso.input, q, name="q"), observation_spec, epsilon=config.exploration_end)
+    return QNetwork(keras.Model(torso.input, q, name="q"), observation_spec, epsilon=epsilon)
 
 
 def _critic(
-    config: ActorSettings, observation_spec: ArraySpec, action_spec: ActionSpec, precision: str, seed: int
+    config: RLSettings, observation_spec: ArraySpec, action_spec: ActionSpec, precision: str, seed: int
 ) -> keras.Model:
     """A critic Q(o, a): actions join the observation, or an image's features, before the hidden layers."""
     if isinstance(action_spec, Discrete):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfrl import networks
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.config import of_run
@@ -39,7 +38,7 @@ def check(config: RLSettings) -> None:
 
 def _check_same_network(name: str, config: RLSettings, there: RLSettings) -> None:
     """Raises UserError if the settings of that run show other weights or another optimizer."""
-    if networks.kind(config.base) != networks.kind(there.base):
+    if type(config).make_network is not type(there).make_network:
         raise UserError(
             f"{name} is a run of {there.algorithm}, and {config.algorithm} cannot start from its networks."
         )
