@@ -10,7 +10,7 @@ from tfrl.algorithms import ppg
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--env", "Pendulum-v1"], "Pendulum-v1 has continuous actions; use ppo"),
+        (["--env", "Pendulum-v1"], "Pendulum-v1 has continuous ones; use ppo"),
         (
             ["--aux-minibatches", "15"],
             "--num-steps must be divisible by --aux-minibatches 15; got 256; use 240 or 360",

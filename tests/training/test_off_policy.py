@@ -257,7 +257,7 @@ def test_the_row_of_an_iteration_has_its_metrics(dqn):
         (
             "ddpg",
             ["--env", "CartPole-v1"],
-            "ddpg needs continuous actions, and CartPole-v1 has discrete ones; take dqn or sac",
+            "ddpg needs continuous actions, and CartPole-v1 has discrete ones; use ppo",
         ),
         ("dqn", ["--env", "Pendulum-v1"], "dqn needs discrete actions, and Pendulum-v1 has continuous ones"),
         ("dqn", ["--env", "catch", "--torso", "mlp"], "--torso mlp takes no images, which catch shows"),

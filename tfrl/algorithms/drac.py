@@ -27,7 +27,7 @@ from tfrl.cli.settings import NOT_NEGATIVE, Reader
 from tfrl.config.actors import Ahead
 from tfrl.config.run import Network, Task
 from tfrl.envs import registry
-from tfrl.envs.spec import Discrete
+from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses
 from tfrl.ops.augment import AUGMENTATIONS, SlidingWindowUCB
@@ -75,6 +75,7 @@ class Config(DrAC, ppo.Config):
     result_sections: ClassVar[tuple[type, ...]] = (Task, PPO, DrAC, Ahead, Network)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
+    action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Discrete,)
 
     @property
     def augmentations(self) -> tuple[str, ...]:
@@ -84,13 +85,9 @@ class Config(DrAC, ppo.Config):
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
         super().check()
-        observation, action = registry.specs(self)
+        observation = registry.specs(self)[0]
         if not observation.image_shapes:
             raise UserError(f"drac augments images, and {self.env} has vector observations; use ppo.")
-        if not isinstance(action, Discrete):
-            raise UserError(
-                f"drac needs discrete actions, and {self.env} has {action.kind} actions; use ppo."
-            )
         if self.augment == UCB and self.free_running:
             raise UserError(
                 "--augment ucb must know which weights collected a rollout, and --free-running does not "

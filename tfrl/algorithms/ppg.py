@@ -29,7 +29,7 @@ from tfrl.cli.words import multiples_near
 from tfrl.config.actors import Actors, Learners
 from tfrl.config.run import Hardware, Network, Run, Task
 from tfrl.envs import registry
-from tfrl.envs.spec import Discrete
+from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, optimizers
 from tfrl.ops.graph import compiled, tf
@@ -106,6 +106,7 @@ class Config(PPG, ppo.Config):
     result_sections: ClassVar[tuple[type, ...]] = (Task, PPO, PPG, Network)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
+    action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Discrete,)
 
     @property
     def auxiliary_sequence(self) -> int:
@@ -142,8 +143,6 @@ class Config(PPG, ppo.Config):
                 "ppg collects and learns in turns, without actors or lag; leave --actors, --actor-timeout "
                 "and --lag out."
             )
-        if not isinstance(action := registry.specs(self)[1], Discrete):
-            raise UserError(f"ppg needs discrete actions, and {self.env} has {action.kind} actions; use ppo.")
         if self.num_steps % self.aux_minibatches:
             divisor = math.lcm(self.num_minibatches, self.aux_minibatches)
             raise UserError(

@@ -23,8 +23,7 @@ from tfrl.cli.flags import flag
 from tfrl.cli.settings import COUNT, POSITIVE, Range
 from tfrl.config.actors import DistributedSettings
 from tfrl.config.run import ENVS, ScheduledLearning
-from tfrl.envs import registry
-from tfrl.envs.spec import ActionSpec, Box, Discrete
+from tfrl.envs.spec import ActionSpec, Box
 from tfrl.experience.replay import Batch, BufferSettings, in_words
 from tfrl.networks.weights import weights_of
 from tfrl.ops import optimizers, q_learning
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 _PART_ROWS = 128
 _ENVS_OF_ACTORS = 8
-_FOR_SPACES = {Discrete: "dqn or sac", Box: "sac, td3 or ddpg"}  # other algorithms, for the advice
 _MOST_AT_ONCE = 256  # gradient steps; more in a call would not be faster
 
 
@@ -153,7 +151,6 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
 
     Attributes:
       presets_of_envs: the presets that envs take by themselves.
-      action_spaces: the action spaces that the algorithm is for.
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = TASKS
@@ -228,14 +225,6 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
         super().check()
-        action = registry.specs(self)[1]
-        if not isinstance(action, self.action_spaces):
-            needed = " or ".join(space.kind for space in self.action_spaces)
-            others = _FOR_SPACES.get(type(action), "ppo")
-            raise UserError(
-                f"{self.algorithm} needs {needed} actions, and {self.env} has {action.kind} ones; "
-                f"take {others}."
-            )
         for name in ("batch_size", "iteration_steps", "replay_size"):
             value = getattr(self, name)
             if value % self.num_envs:

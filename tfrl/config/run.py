@@ -15,7 +15,7 @@ from tfrl.config import network, task
 from tfrl.config.network import Network, Optimizer, Torso
 from tfrl.config.task import Task
 from tfrl.envs import callables, registry
-from tfrl.envs.spec import Box
+from tfrl.envs.spec import ActionSpec, Box
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -97,11 +97,13 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
     Attributes:
       algorithm: the name of `python -m tfrl.NAME`, which config.yaml begins with.
       result_sections: the sections that a result depends on.
+      action_spaces: the action spaces that the algorithm is for.
       updates_vary: True if an update has as many env steps as its episodes; `steps_per_update` is the limit.
     """
 
     algorithm: ClassVar[str]
     result_sections: ClassVar[tuple[type, ...]]
+    action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (ActionSpec,)
     updates_vary: ClassVar[bool] = False
 
     @property
@@ -211,6 +213,13 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         """Raises UserError for the first setting of all algorithms that cannot work."""
         super().check()
         task.check(self)
+        action = registry.specs(self)[1]
+        if not isinstance(action, self.action_spaces):
+            needed = " or ".join(space.kind for space in self.action_spaces)
+            raise UserError(
+                f"{self.algorithm} needs {needed} actions, and {self.env} has {action.kind} ones; use ppo, "
+                "or see docs/algorithms.md."
+            )
         if self.env_processes and registry.family(self.env).names:
             raise UserError(
                 f"--env-processes is only for Gymnasium's envs, and {self.env} uses threads: leave it out."
