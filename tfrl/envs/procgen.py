@@ -16,9 +16,6 @@ import numpy as np
 
 from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec, Step
 
-with contextlib.redirect_stderr(io.StringIO()):  # procgen imports the old gym, which prints a banner
-    from procgen import ProcgenGym3Env
-
 
 class Procgen:
     """A vector of procgen envs; implements `VecEnv`. `act` returns while C++ threads step.
@@ -143,7 +140,10 @@ def _initial_states(spec: EnvSpec, indices: Sequence[int]) -> list[bytes]:
     return [states[i] for i in indices]
 
 
-def _vector(spec: EnvSpec, num_envs: int) -> ProcgenGym3Env:
+def _vector(spec: EnvSpec, num_envs: int) -> Any:
+    with contextlib.redirect_stderr(io.StringIO()):  # procgen imports the old gym, which prints a banner
+        from procgen import ProcgenGym3Env
+
     levels = {"num_levels": spec.num_levels, "start_level": spec.start_level}
     if spec.distribution_mode == "exploration":  # in this mode, procgen chooses a single level
         levels = {}

@@ -1,6 +1,6 @@
 """The families of envs: facts about each env, and how to make it.
 
-The library of a family is imported only when one of its envs is used.
+The module of a family is imported only when one of its envs is used, and imports no slow library itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfrl.envs import callables, facts
-from tfrl.envs.spec import ActionSpec, ArraySpec, Discrete, EnvSettings, EnvSpec, VecEnv
+from tfrl.envs.spec import ActionSpec, ArraySpec, EnvSettings, EnvSpec, VecEnv
 
 TRAIN, TEST = LEVEL_SETS = ("train", "test")
 """The level sets of an env with levels; an env without levels has only `test`."""
@@ -27,8 +27,8 @@ class Family:
         the wanted envs.
       preset: PPO's preset for these envs.
       level_sets: the level sets that evaluations play.
-      names: the names for `--env`; empty for Gymnasium, which has its own ids.
-      specs: the observation and action spec of all its envs; None if each env has its own.
+      names: the names for `--env`, whose specs are attributes of the class; empty for Gymnasium, which has
+        its own ids.
       steps_beside: True if `act` returns while the envs still step.
       fps: frames per second for videos; 0: each env has its own.
       modes: distribution modes that all envs of the family have.
@@ -40,11 +40,15 @@ class Family:
     preset: str
     level_sets: tuple[str, ...] = LEVEL_SETS
     names: tuple[str, ...] = ()
-    specs: tuple[ArraySpec, ActionSpec] | None = None
     steps_beside: bool = True
     fps: int = 15
     modes: tuple[str, ...] = ()
     further_modes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def env_class(self) -> Any:
+        """The class `kind`."""
+        return getattr(importlib.import_module(self.module), self.kind)
 
 
 _PROCGEN = (
@@ -58,7 +62,6 @@ FAMILIES: Mapping[str, Family] = {
         kind="Procgen",
         preset="openai-easy",
         names=_PROCGEN,
-        specs=(ArraySpec((64, 64, 3), "uint8"), Discrete(15)),
         modes=("easy", "hard"),
         further_modes={
             "extreme": ("chaser", "dodgeball", "leaper", "starpilot"),
@@ -71,7 +74,6 @@ FAMILIES: Mapping[str, Family] = {
         kind="Catch",
         preset="openai-easy",
         names=("catch",),
-        specs=(ArraySpec((10, 5, 1), "uint8"), Discrete(3)),
         modes=("easy", "hard"),
     ),
     "gymnasium": Family(
@@ -100,8 +102,8 @@ def specs(task: EnvSettings) -> tuple[ArraySpec, ActionSpec]:
       ValueError: the env does not exist, or its spaces are not supported.
       EnvError: its first reset or step fails.
     """
-    if found := family(task.env).specs:
-        return found
+    if (known := family(task.env)).names:
+        return known.env_class.observation_spec, known.env_class.action_spec
     return facts.of(task).specs(task.action_masks)
 
 
@@ -228,7 +230,7 @@ def make(spec: EnvSpec, indices: Sequence[int] | None = None) -> VecEnv:
     modes = distribution_modes(spec.env)
     if modes and spec.distribution_mode not in modes:  # procgen's C++ would end the process
         raise ValueError(f"{spec.env} has no distribution mode {spec.distribution_mode!r}")
-    kind = getattr(importlib.import_module(known.module), known.kind)
+    kind = known.env_class
     indices = list(range(spec.num_envs) if indices is None else indices)
     processes = min(spec.num_processes, len(indices)) if len(indices) > 1 else 0
     if spec.render:
