@@ -81,50 +81,42 @@ class ActingNetwork:
         """Actions [B, *shape] of training envs for observations [B, *shape], with noise and `exploration`."""
         if self.acts_in_arrays:
             return self.network.act(self.array_pass(observations), noise, *exploration)
-        return self._sample(*map(tf.convert_to_tensor, (observations, noise, *exploration))).numpy()
+        observations, noise, *further = map(tf.convert_to_tensor, (observations, noise, *exploration))
+        return self._sample(observations, noise, further).numpy()
 
     def sample(self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None) -> Any:
         """Actions [B, *shape] for observations [B, *shape], drawn by noise float32 [B, K].
 
         A recurrent network also takes its memory [B, M], and returns (actions, states [B, S]).
         """
-        if memory is not None:
-            results = self._sample_with_states(*map(tf.convert_to_tensor, (observations, noise, memory)))
-            return tuple(x.numpy() for x in results)
         if self.in_arrays:
             return self.network.act(self.array_pass(observations), noise)
-        return self._sample(*map(tf.convert_to_tensor, (observations, noise))).numpy()
+        rows = [observations, noise] if memory is None else [observations, noise, memory]
+        observations, noise, *remembered = map(tf.convert_to_tensor, rows)
+        return tf.nest.map_structure(lambda x: x.numpy(), self._sample(observations, noise, [], *remembered))
 
     @compiled(reduce_retracing=True)
-    def _sample_with_states(
-        self, observations: tf.Tensor, noise: tf.Tensor, memory: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        outputs = self._forward(self._read(), observations, memory)
-        return self.network.sample(outputs, noise), outputs[-1]
-
-    @compiled(reduce_retracing=True)
-    def _sample(self, observations: tf.Tensor, noise: tf.Tensor, *exploration: tf.Tensor) -> tf.Tensor:
-        return self.network.sample(self._forward(self._read(), observations), noise, *exploration)
+    def _sample(
+        self, observations: tf.Tensor, noise: tf.Tensor, exploration: list[tf.Tensor], *memory: tf.Tensor
+    ) -> Any:
+        outputs = self._forward(self._read(), observations, *memory)
+        actions = self.network.sample(outputs, noise, *exploration)
+        return (actions, outputs[-1]) if memory else actions
 
     def greedy(self, observations: np.ndarray, memory: np.ndarray | None = None) -> Any:
         """The best actions [B, *shape] for observations [B, *shape]; with memory, a pair like that of
         `sample`.
         """
-        if memory is not None:
-            results = self._greedy_with_states(*map(tf.convert_to_tensor, (observations, memory)))
-            return tuple(x.numpy() for x in results)
         if self.in_arrays:
             return self.network.act_greedily(self.array_pass(observations))
-        return self._greedy(tf.convert_to_tensor(observations)).numpy()
+        rows = [observations] if memory is None else [observations, memory]
+        return tf.nest.map_structure(lambda x: x.numpy(), self._greedy(*map(tf.convert_to_tensor, rows)))
 
     @compiled(reduce_retracing=True)
-    def _greedy(self, observations: tf.Tensor) -> tf.Tensor:
-        return self.network.greedy(self._forward(self._read(), observations))
-
-    @compiled(reduce_retracing=True)
-    def _greedy_with_states(self, observations: tf.Tensor, memory: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        outputs = self._forward(self._read(), observations, memory)
-        return self.network.greedy(outputs), outputs[-1]
+    def _greedy(self, observations: tf.Tensor, *memory: tf.Tensor) -> Any:
+        outputs = self._forward(self._read(), observations, *memory)
+        actions = self.network.greedy(outputs)
+        return (actions, outputs[-1]) if memory else actions
 
 
 class ActingActorCritic(ActingNetwork):
