@@ -1,7 +1,5 @@
 """python -m tfrl.ddpg: train DDPG on an env with continuous actions."""
 
-from __future__ import annotations
-
 from tfrl.algorithms.ddpg import READER, DDPGAgent
 from tfrl.cli import endings
 from tfrl.training.command import Command

@@ -1,7 +1,5 @@
 """python -m tfrl.dqn: train DQN on an env with discrete actions."""
 
-from __future__ import annotations
-
 from tfrl.algorithms.dqn import READER, DQNAgent
 from tfrl.cli import endings
 from tfrl.training.command import Command

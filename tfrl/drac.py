@@ -1,7 +1,5 @@
 """python -m tfrl.drac: train data-regularised PPO (DrAC, UCB-DrAC) on procgen."""
 
-from __future__ import annotations
-
 from tfrl.algorithms.drac import READER, DrACAgent
 from tfrl.cli import endings
 from tfrl.training.command import Command

@@ -1,7 +1,5 @@
 """python -m tfrl.impala: train IMPALA; envs are stepped while the network learns."""
 
-from __future__ import annotations
-
 from tfrl.algorithms.impala import READER, ImpalaAgent
 from tfrl.cli import endings
 from tfrl.training.command import Command

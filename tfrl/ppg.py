@@ -1,7 +1,5 @@
 """python -m tfrl.ppg: train phasic policy gradient, which learns values and policy in turns, on procgen."""
 
-from __future__ import annotations
-
 from tfrl.algorithms.ppg import READER, PPGAgent
 from tfrl.cli import endings
 from tfrl.training.command import Command

@@ -1,7 +1,5 @@
 """python -m tfrl.ppo: train PPO on any env."""
 
-from __future__ import annotations
-
 from tfrl.algorithms.ppo import READER, PPOAgent
 from tfrl.cli import endings
 from tfrl.training.command import Command

@@ -1,7 +1,5 @@
 """python -m tfrl.ppo_procgen: train PPO on procgen."""
 
-from __future__ import annotations
-
 from tfrl.algorithms.ppo import PROCGEN_READER, PPOAgent
 from tfrl.cli import endings
 from tfrl.training.command import Command

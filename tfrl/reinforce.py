@@ -1,7 +1,5 @@
 """python -m tfrl.reinforce: train REINFORCE; other processes step the envs, one agent chooses all actions."""
 
-from __future__ import annotations
-
 from tfrl.algorithms.reinforce import READER, ReinforceAgent
 from tfrl.cli import endings
 from tfrl.training.command import Command

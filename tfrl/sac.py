@@ -1,7 +1,5 @@
 """python -m tfrl.sac: train SAC on any env."""
 
-from __future__ import annotations
-
 from tfrl.algorithms.sac import READER, SACAgent
 from tfrl.cli import endings
 from tfrl.training.command import Command

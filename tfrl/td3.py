@@ -1,7 +1,5 @@
 """python -m tfrl.td3: train TD3 on an env with continuous actions."""
 
-from __future__ import annotations
-
 from tfrl.algorithms.td3 import READER, TD3Agent
 from tfrl.cli import endings
 from tfrl.training.command import Command

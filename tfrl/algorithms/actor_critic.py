@@ -71,7 +71,7 @@ class RolloutSettings(Network, Rollouts, DistributedSettings):
         """Makes an actor and a critic."""
         from tfrl.networks import actor_critic
 
-        return actor_critic.of_settings(self, precision)  # type: ignore[arg-type]  # it has these settings
+        return actor_critic.build(self, *registry.specs(self), precision)  # type: ignore[arg-type]  # it has these settings
 
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""

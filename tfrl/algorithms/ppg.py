@@ -133,7 +133,7 @@ class Config(PPG, ppo.Config):
         """Makes an actor and a critic, and the auxiliary value head."""
         from tfrl.networks import actor_critic
 
-        return actor_critic.of_settings(self, precision, auxiliary=True)  # type: ignore[arg-type]  # it has these settings
+        return actor_critic.build(self, *registry.specs(self), precision, auxiliary=True)  # type: ignore[arg-type]  # it has these settings
 
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 import resnet
 from tfrl.config.network import Network as NetworkSettings
 from tfrl.config.run import RLSettings
-from tfrl.envs import callables, registry
+from tfrl.envs import callables
 from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec
 from tfrl.networks import array_policy, entrance
@@ -367,21 +367,6 @@ class ActorCriticSettings(NetworkSettings, RLSettings):
     normalize_observations: bool
 
 
-def of_settings(config: ActorCriticSettings, precision: str, *, auxiliary: bool = False) -> ActorCritic:
-    """Makes the actor and critic that a run's settings describe.
-
-    Args:
-      config: a run's settings.
-      precision: "float32", or "bfloat16" for a bfloat16 torso under float32 heads.
-      auxiliary: makes a `PhasicActorCritic`, which has a second value head.
-
-    Raises:
-      ValueError: the zoo cannot build that torso, or it would break PPO's probability ratio.
-    """
-    observation_spec, action_spec = registry.specs(config)
-    return build(config, observation_spec, action_spec, precision, auxiliary=auxiliary)
-
-
 def build(
     config: ActorCriticSettings,
     observation_spec: ArraySpec,
@@ -390,7 +375,17 @@ def build(
     *,
     auxiliary: bool = False,
 ) -> ActorCritic:
-    """Makes the actor and critic of some settings for these specs. Raises like `of_settings`."""
+    """Makes the actor and critic that a run's settings describe, for these specs.
+
+    Args:
+      config: a run's settings.
+      observation_spec, action_spec: of the env.
+      precision: "float32", or "bfloat16" for a bfloat16 torso under float32 heads.
+      auxiliary: makes a `PhasicActorCritic`, which has a second value head.
+
+    Raises:
+      ValueError: the zoo cannot build that torso, or it would break PPO's probability ratio.
+    """
     for name in {config.torso, config.critic_torso or config.torso}:
         if not callables.is_name(name):
             resnet.check_for_ppo(name, {**resnet.ppo_options(name), **config.torso_options})

@@ -7,6 +7,7 @@ import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +22,8 @@ from tfrl.networks.weights import weights_of
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.session import Session
-from tfrl.training.learner import EnvLearner, Envs, MakeAgent, env_spec, pack_envs, under, with_prefix
-from tfrl.training.prefetch import COLUMNS, Prefetch, make_prefetch_collector
+from tfrl.training.learner import EnvLearner, MakeAgent, env_spec, pack_envs, under, with_prefix
+from tfrl.training.prefetch import COLUMNS, Prefetch, PrefetchCollector, make_prefetch_collector
 from tfrl.workers.strategy import Runtime
 
 # The share of an update's time for collecting: an eighth with the default network and settings.
@@ -34,6 +35,7 @@ class OnPolicyLearner(EnvLearner):
 
     _config: RolloutSettings
     agent: ActorCriticAgent
+    collector: Collector
     time_columns: tuple[str, ...] = (
         *("time/env_steps_per_second", "time/rollout_seconds", "time/update_seconds"),
         "time/env_wait_fraction",
@@ -71,9 +73,8 @@ class OnPolicyLearner(EnvLearner):
         }
         return metrics | self._shares(rollout, seconds)
 
-    def _make_collector(self) -> Envs:
-        self._collector = make_collector(self._config, self._runtime)
-        return self._collector
+    def _make_collector(self) -> Any:
+        return make_collector(self._config, self._runtime)
 
     def _shares(self, rollout: Rollout, seconds: float) -> dict[str, float]:
         """How an update of `seconds` spent its time, by the names of its columns."""
@@ -95,7 +96,7 @@ class OnPolicyLearner(EnvLearner):
 
         draw = self.agent.draw_noise
         noise = rng.action_noise(config.seed, session.step, self._indices, config.num_steps, draw)
-        rollout = self._collector.collect(self.agent, noise, on_step)
+        rollout = self.collector.collect(self.agent, noise, on_step)
         self._process_rewards(rollout)
         return rollout
 
@@ -205,9 +206,10 @@ class OnPolicyLearner(EnvLearner):
 class PrefetchingLearner(OnPolicyLearner):
     """Learns from rollouts that are `lag` updates behind."""
 
+    collector: PrefetchCollector  # type: ignore[assignment]  # `collect` takes the rollouts from `_prefetch`
     time_columns = (*OnPolicyLearner.time_columns, *COLUMNS)
 
-    def _make_collector(self) -> Envs:
+    def _make_collector(self) -> PrefetchCollector:
         config, runtime = self._config, self._runtime
         collector = make_prefetch_collector(
             config,
