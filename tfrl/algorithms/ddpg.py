@@ -50,7 +50,6 @@ class Config(DDPG, ReplaySettings):
     sections: ClassVar[tuple[type, ...]] = (
         *(Task, ReplayLearning, DDPG, Torso, Hardware, Ahead, Actors, Learners, Run),
     )
-    result_sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, DDPG, Ahead, Torso)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
 
     def make_network(self, precision: str) -> Any:

@@ -140,7 +140,6 @@ class Config(DQN, ReplaySettings):
     sections: ClassVar[tuple[type, ...]] = (
         *(Task, ReplayLearning, DQN, Torso, Hardware, Ahead, Actors, Learners, Run),
     )
-    result_sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, DQN, Ahead, Torso)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     presets_of_envs: ClassVar[Mapping[str, str]] = {"CartPole-v1": "cartpole", "catch": "catch"}

@@ -24,8 +24,7 @@ from tfrl.algorithms import ppo
 from tfrl.algorithms.ppo import OF_UPDATES, PPO, PPOAgent, Samples, Totals
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import NOT_NEGATIVE, Reader
-from tfrl.config.actors import Ahead
-from tfrl.config.run import Network, Task
+from tfrl.config.run import Task
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.experience.rollout import Rollout
@@ -72,7 +71,6 @@ class Config(DrAC, ppo.Config):
 
     algorithm: ClassVar[str] = "drac"
     sections: ClassVar[tuple[type, ...]] = (Task, PPO, DrAC, *ppo.Config.sections[2:])
-    result_sections: ClassVar[tuple[type, ...]] = (Task, PPO, DrAC, Ahead, Network)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Discrete,)

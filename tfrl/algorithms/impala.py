@@ -109,7 +109,6 @@ class Config(IMPALA, RolloutSettings):
 
     algorithm: ClassVar[str] = "impala"
     sections: ClassVar[tuple[type, ...]] = (Task, IMPALA, Network, Hardware, Ahead, Actors, Learners, Run)
-    result_sections: ClassVar[tuple[type, ...]] = (Task, IMPALA, Ahead, Network)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     aliases: ClassVar[Mapping[str, str]] = {"update_freq": "num_steps", "epsilon": "adam_epsilon"}

@@ -103,7 +103,6 @@ class Config(PPG, ppo.Config):
 
     algorithm: ClassVar[str] = "ppg"
     sections: ClassVar[tuple[type, ...]] = (Task, PPO, PPG, Network, Hardware, Learners, Run)
-    result_sections: ClassVar[tuple[type, ...]] = (Task, PPO, PPG, Network)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Discrete,)

@@ -181,7 +181,6 @@ class Config(PPO, RolloutSettings):
 
     algorithm: ClassVar[str] = "ppo"
     sections: ClassVar[tuple[type, ...]] = (Task, PPO, Network, Hardware, Ahead, Actors, Learners, Run)
-    result_sections: ClassVar[tuple[type, ...]] = (Task, PPO, Ahead, Network)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     aliases: ClassVar[Mapping[str, str]] = {"update_freq": "num_steps", "actor_lr": "lr"}

@@ -12,7 +12,7 @@ import numpy as np
 from tfrl.algorithms.acting import ActingNetwork
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.settings import ANY, COUNT, MOST, NOT_NEGATIVE, POSITIVE, TIMEOUT, Range, Reader
+from tfrl.cli.settings import ANY, COUNT, MOST, NOT_NEGATIVE, POSITIVE, TIMEOUT, NoResult, Range, Reader
 from tfrl.cli.words import multiples_near
 from tfrl.config.network import Torso
 from tfrl.config.run import ENVS, Hardware, Learning, RLSettings, Run, Task
@@ -49,7 +49,7 @@ class REINFORCE(Learning):
 
 
 @dataclass(frozen=True)
-class Observers:
+class Observers(NoResult):
     """The processes that step the envs. The result does not depend on their number."""
 
     observers: Annotated[int, Range(0, 1024)] = 2
@@ -89,7 +89,6 @@ class Config(Observers, REINFORCE, RLSettings):
 
     algorithm: ClassVar[str] = "reinforce"
     sections: ClassVar[tuple[type, ...]] = (Task, REINFORCE, Torso, Hardware, Observers, Run)
-    result_sections: ClassVar[tuple[type, ...]] = (Task, REINFORCE, Torso)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     updates_vary: ClassVar[bool] = True

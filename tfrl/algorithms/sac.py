@@ -59,7 +59,6 @@ class Config(SAC, ReplaySettings):
     sections: ClassVar[tuple[type, ...]] = (
         *(Task, ReplayLearning, SAC, Torso, Hardware, Ahead, Actors, Learners, Run),
     )
-    result_sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, SAC, Ahead, Torso)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box, Discrete)
 

@@ -40,7 +40,6 @@ class Config(TD3, ReplaySettings):
     sections: ClassVar[tuple[type, ...]] = (
         *(Task, ReplayLearning, TD3, Torso, Hardware, Ahead, Actors, Learners, Run),
     )
-    result_sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, TD3, Ahead, Torso)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = ddpg.Config.presets
 
     def make_network(self, precision: str) -> Any:

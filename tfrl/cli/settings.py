@@ -98,8 +98,12 @@ def field_types(kind: type) -> dict[str, Any]:
 # Settings of every trainer. A trainer's own class adds fields, and repeats a field to change its help.
 
 
+class NoResult:
+    """A base for sections of settings that do not change the result."""
+
+
 @dataclass(frozen=True)
-class Hardware:
+class Hardware(NoResult):
     """The hardware."""
 
     strategy: Literal["auto", "one-device", "mirrored", "multi-worker"] = "auto"
@@ -125,7 +129,7 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(NoResult):
     """The run's folder."""
 
     logdir: str = "logs"

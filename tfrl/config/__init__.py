@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tfrl.cli import settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import nearest
-from tfrl.cli.settings import SETTINGS_FILE, Reader, Settings, is_of
+from tfrl.cli.settings import SETTINGS_FILE, NoResult, Reader, Settings, is_of
 from tfrl.envs import callables, facts
 
 if TYPE_CHECKING:
@@ -104,5 +104,6 @@ def of_run(path: Path) -> RLSettings:
 
 def hyperparameters(config: RLSettings) -> dict[str, Any]:
     """The settings that decide the result of a run, by name."""
-    names = [field.name for section in config.result_sections for field in dataclasses.fields(section)]
+    sections: list[Any] = [section for section in config.sections if not issubclass(section, NoResult)]
+    names = [field.name for section in sections for field in dataclasses.fields(section)]
     return {"algorithm": config.algorithm, **{name: getattr(config, name) for name in (*names, "precision")}}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeGuard
 
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import SETTINGS_FILE, TIMEOUT, Range
+from tfrl.cli.settings import SETTINGS_FILE, TIMEOUT, NoResult, Range
 from tfrl.cli.words import multiples_near
 from tfrl.config import algorithm_of, from_yaml
 from tfrl.config.run import RLSettings, ScheduledLearning
@@ -41,7 +41,7 @@ class Ahead:
 
 
 @dataclass(frozen=True)
-class Actors:
+class Actors(NoResult):
     """The processes that step the envs. The result does not depend on them."""
 
     actors: Annotated[int, Range(0, 1024)] = 0
@@ -51,7 +51,7 @@ class Actors:
 
 
 @dataclass(frozen=True)
-class Learners:
+class Learners(NoResult):
     """The processes that learn. The result does not depend on them."""
 
     learners: Annotated[int, Range(1, 256)] = 1

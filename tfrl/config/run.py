@@ -96,13 +96,11 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
 
     Attributes:
       algorithm: the name of `python -m tfrl.NAME`, which config.yaml begins with.
-      result_sections: the sections that a result depends on.
       action_spaces: the action spaces that the algorithm is for.
       updates_vary: True if an update has as many env steps as its episodes; `steps_per_update` is the limit.
     """
 
     algorithm: ClassVar[str]
-    result_sections: ClassVar[tuple[type, ...]]
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (ActionSpec,)
     updates_vary: ClassVar[bool] = False
 

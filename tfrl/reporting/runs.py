@@ -16,7 +16,7 @@ import numpy as np
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.settings import SETTINGS_FILE, is_of
-from tfrl.config import of_run
+from tfrl.config import hyperparameters, of_run
 from tfrl.config.run import RLSettings
 from tfrl.config.task import Task
 from tfrl.envs.published import normalized_return, published_curve
@@ -346,9 +346,8 @@ def _labels(runs: Sequence[Run]) -> list[str]:
             task.discard("total_steps")  # each algorithm rounds it to its own updates
         for algorithm in {algorithms[i] for i in of_arena}:
             alike = [i for i in of_arena if algorithms[i] == algorithm]
-            sections = runs[alike[0]].config.result_sections
-            decisive = {field.name for section in sections for field in dataclasses.fields(section)}
-            decisive = (decisive | {"precision", "eval_greedy"}) - {"env", "preset", "seed"}
+            decisive = hyperparameters(runs[alike[0]].config).keys() | {"eval_greedy"}
+            decisive -= {"algorithm", "env", "preset", "seed"}
             names = decisive & (_differing([every[i] for i in alike]).keys() | task)
             for i in alike:
                 told[i] = {name: every[i][name] for name in sorted(names)}
