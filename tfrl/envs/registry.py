@@ -23,8 +23,8 @@ class Family:
     """The envs that one class implements.
 
     Attributes:
-      module, kind: the class `kind` of `module`, a `VecEnv`. It takes an `EnvSpec` and the global indices of
-        the wanted envs.
+      implementation: "module:class", a `VecEnv` that takes an `EnvSpec` and the global indices of the wanted
+        envs.
       preset: PPO's preset for these envs.
       level_sets: the level sets that evaluations play.
       names: the names for `--env`, whose specs are attributes of the class; empty for Gymnasium, which has
@@ -35,8 +35,7 @@ class Family:
       further_modes: modes of only some envs, with the names of these envs.
     """
 
-    module: str
-    kind: str
+    implementation: str
     preset: str
     level_sets: tuple[str, ...] = LEVEL_SETS
     names: tuple[str, ...] = ()
@@ -47,8 +46,9 @@ class Family:
 
     @property
     def env_class(self) -> Any:
-        """The class `kind`."""
-        return getattr(importlib.import_module(self.module), self.kind)
+        """The class that `implementation` names."""
+        module, _, name = self.implementation.partition(":")
+        return getattr(importlib.import_module(module), name)
 
 
 _PROCGEN = (
@@ -58,8 +58,7 @@ _PROCGEN = (
 
 FAMILIES: Mapping[str, Family] = {
     "procgen": Family(
-        module="tfrl.envs.procgen",
-        kind="Procgen",
+        implementation="tfrl.envs.procgen:Procgen",
         preset="openai-easy",
         names=_PROCGEN,
         modes=("easy", "hard"),
@@ -70,15 +69,13 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     "toys": Family(
-        module="tfrl.envs.catch",
-        kind="Catch",
+        implementation="tfrl.envs.catch:Catch",
         preset="openai-easy",
         names=("catch",),
         modes=("easy", "hard"),
     ),
     "gymnasium": Family(
-        module="tfrl.envs.gymnasium",
-        kind="GymnasiumVec",
+        implementation="tfrl.envs.gymnasium:GymnasiumVec",
         preset="gymnasium",
         level_sets=(TEST,),
         steps_beside=False,
@@ -230,13 +227,12 @@ def make(spec: EnvSpec, indices: Sequence[int] | None = None) -> VecEnv:
     modes = distribution_modes(spec.env)
     if modes and spec.distribution_mode not in modes:  # procgen's C++ would end the process
         raise ValueError(f"{spec.env} has no distribution mode {spec.distribution_mode!r}")
-    kind = known.env_class
     indices = list(range(spec.num_envs) if indices is None else indices)
     processes = min(spec.num_processes, len(indices)) if len(indices) > 1 else 0
     if spec.render:
         processes = 1 if not known.names and facts.of(spec).with_opengl else 0
     if not processes:
-        return kind(spec, indices)
+        return known.env_class(spec, indices)
     from tfrl.envs.subprocesses import SubprocessVecEnv
 
-    return SubprocessVecEnv(kind, spec, indices, processes)
+    return SubprocessVecEnv(known.env_class, spec, indices, processes)
