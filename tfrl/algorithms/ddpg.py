@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from tfrl.algorithms.replay import TASKS, ReplayAgent, ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.settings import COUNT, NOT_NEGATIVE, Range, Reader
-from tfrl.config.actors import Actors, Ahead, Learners
-from tfrl.config.network import Torso
-from tfrl.config.run import Hardware, Run, Task
+from tfrl.config.actors import DISTRIBUTED_SECTIONS
+from tfrl.config.run import Task, Torso
 from tfrl.ops import q_learning
 from tfrl.ops.graph import tf
 from tfrl.workers.data_parallel import TARGET, GradientStep, Losses, Weights
@@ -47,9 +46,7 @@ class Config(DDPG, ReplaySettings):
     """All settings of a DDPG run. One field a flag."""
 
     algorithm: ClassVar[str] = "ddpg"
-    sections: ClassVar[tuple[type, ...]] = (
-        *(Task, ReplayLearning, DDPG, Torso, Hardware, Ahead, Actors, Learners, Run),
-    )
+    sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, DDPG, Torso, *DISTRIBUTED_SECTIONS)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
 
     def make_network(self, precision: str) -> Any:

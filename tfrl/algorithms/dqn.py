@@ -11,9 +11,8 @@ import numpy as np
 from tfrl.algorithms.replay import DEFAULTS, ReplayAgent, ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import FRACTION, NATURAL, Reader
-from tfrl.config.actors import Actors, Ahead, Learners
-from tfrl.config.network import Torso
-from tfrl.config.run import Hardware, Run, Task
+from tfrl.config.actors import DISTRIBUTED_SECTIONS
+from tfrl.config.run import Task, Torso
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.ops import q_learning
 from tfrl.workers.data_parallel import TARGET, GradientStep, Losses, Weights
@@ -137,9 +136,7 @@ class Config(DQN, ReplaySettings):
     """All settings of a DQN run. One field a flag."""
 
     algorithm: ClassVar[str] = "dqn"
-    sections: ClassVar[tuple[type, ...]] = (
-        *(Task, ReplayLearning, DQN, Torso, Hardware, Ahead, Actors, Learners, Run),
-    )
+    sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, DQN, Torso, *DISTRIBUTED_SECTIONS)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     presets_of_envs: ClassVar[Mapping[str, str]] = {"CartPole-v1": "cartpole", "catch": "catch"}

@@ -24,7 +24,8 @@ from tfrl.algorithms import ppo
 from tfrl.algorithms.ppo import OF_UPDATES, PPO, PPOAgent, Samples, Totals
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import NOT_NEGATIVE, Reader
-from tfrl.config.run import Task
+from tfrl.config.actors import DISTRIBUTED_SECTIONS
+from tfrl.config.run import Network, Task
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.experience.rollout import Rollout
@@ -70,7 +71,7 @@ class Config(DrAC, ppo.Config):
     """All settings of a run of data-regularised PPO. One field a flag."""
 
     algorithm: ClassVar[str] = "drac"
-    sections: ClassVar[tuple[type, ...]] = (Task, PPO, DrAC, *ppo.Config.sections[2:])
+    sections: ClassVar[tuple[type, ...]] = (Task, PPO, DrAC, Network, *DISTRIBUTED_SECTIONS)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Discrete,)

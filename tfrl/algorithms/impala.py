@@ -18,8 +18,8 @@ from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSett
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, Reader
 from tfrl.cli.words import multiples_near
-from tfrl.config.actors import Actors, Ahead, Learners
-from tfrl.config.run import ENVS, Hardware, Network, Run, Task
+from tfrl.config.actors import DISTRIBUTED_SECTIONS
+from tfrl.config.run import ENVS, Network, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, optimizers, returns
@@ -108,7 +108,7 @@ class Config(IMPALA, RolloutSettings):
     """All settings of an IMPALA run. One field a flag."""
 
     algorithm: ClassVar[str] = "impala"
-    sections: ClassVar[tuple[type, ...]] = (Task, IMPALA, Network, Hardware, Ahead, Actors, Learners, Run)
+    sections: ClassVar[tuple[type, ...]] = (Task, IMPALA, Network, *DISTRIBUTED_SECTIONS)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     aliases: ClassVar[Mapping[str, str]] = {"update_freq": "num_steps", "epsilon": "adam_epsilon"}

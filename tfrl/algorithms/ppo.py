@@ -17,8 +17,8 @@ from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSett
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import FRACTION, NATURAL, NOT_NEGATIVE, POSITIVE, Range, Reader
 from tfrl.cli.words import divisors_near, multiples_near
-from tfrl.config.actors import Actors, Ahead, Learners
-from tfrl.config.run import Hardware, Network, Run, Task
+from tfrl.config.actors import DISTRIBUTED_SECTIONS
+from tfrl.config.run import Network, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, optimizers, returns
@@ -180,7 +180,7 @@ class Config(PPO, RolloutSettings):
     """
 
     algorithm: ClassVar[str] = "ppo"
-    sections: ClassVar[tuple[type, ...]] = (Task, PPO, Network, Hardware, Ahead, Actors, Learners, Run)
+    sections: ClassVar[tuple[type, ...]] = (Task, PPO, Network, *DISTRIBUTED_SECTIONS)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     aliases: ClassVar[Mapping[str, str]] = {"update_freq": "num_steps", "actor_lr": "lr"}

@@ -14,8 +14,7 @@ from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import ANY, COUNT, MOST, NOT_NEGATIVE, POSITIVE, TIMEOUT, NoResult, Range, Reader
 from tfrl.cli.words import multiples_near
-from tfrl.config.network import Torso
-from tfrl.config.run import ENVS, Hardware, Learning, RLSettings, Run, Task
+from tfrl.config.run import ENVS, Hardware, Learning, RLSettings, Run, Task, Torso
 from tfrl.envs import registry
 from tfrl.experience.rollout import EpisodeBatch, normalized
 from tfrl.ops import losses, optimizers

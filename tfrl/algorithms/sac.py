@@ -12,9 +12,8 @@ import numpy as np
 from tfrl.algorithms.replay import TASKS, ReplayAgent, ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import POSITIVE, Range, Reader
-from tfrl.config.actors import Actors, Ahead, Learners
-from tfrl.config.network import Torso
-from tfrl.config.run import Hardware, Run, Task
+from tfrl.config.actors import DISTRIBUTED_SECTIONS
+from tfrl.config.run import Task, Torso
 from tfrl.envs import registry
 from tfrl.envs.observations import FORBIDDEN
 from tfrl.envs.spec import ActionSpec, Box, Discrete
@@ -56,9 +55,7 @@ class Config(SAC, ReplaySettings):
     """All settings of a SAC run. One field a flag."""
 
     algorithm: ClassVar[str] = "sac"
-    sections: ClassVar[tuple[type, ...]] = (
-        *(Task, ReplayLearning, SAC, Torso, Hardware, Ahead, Actors, Learners, Run),
-    )
+    sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, SAC, Torso, *DISTRIBUTED_SECTIONS)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box, Discrete)
 

@@ -10,9 +10,8 @@ from tfrl.algorithms import ddpg
 from tfrl.algorithms.ddpg import DDPG, DDPGAgent
 from tfrl.algorithms.replay import ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.settings import COUNT, NOT_NEGATIVE, Reader
-from tfrl.config.actors import Actors, Ahead, Learners
-from tfrl.config.network import Torso
-from tfrl.config.run import Hardware, Run, Task
+from tfrl.config.actors import DISTRIBUTED_SECTIONS
+from tfrl.config.run import Task, Torso
 from tfrl.ops import q_learning
 from tfrl.ops.graph import tf
 from tfrl.workers.data_parallel import TARGET, GradientStep, Weights
@@ -37,9 +36,7 @@ class Config(TD3, ReplaySettings):
     """All settings of a TD3 run. One field a flag."""
 
     algorithm: ClassVar[str] = "td3"
-    sections: ClassVar[tuple[type, ...]] = (
-        *(Task, ReplayLearning, TD3, Torso, Hardware, Ahead, Actors, Learners, Run),
-    )
+    sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, TD3, Torso, *DISTRIBUTED_SECTIONS)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = ddpg.Config.presets
 
     def make_network(self, precision: str) -> Any:

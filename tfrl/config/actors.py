@@ -14,7 +14,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.settings import SETTINGS_FILE, TIMEOUT, NoResult, Range
 from tfrl.cli.words import multiples_near
 from tfrl.config import algorithm_of, from_yaml
-from tfrl.config.run import RLSettings, ScheduledLearning
+from tfrl.config.run import Hardware, RLSettings, Run, ScheduledLearning
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -57,6 +57,10 @@ class Learners(NoResult):
     learners: Annotated[int, Range(1, 256)] = 1
     """Processes that learn, each from its share of the envs and actors; their gradients are summed. Two or
     more are workers of MultiWorkerMirroredStrategy, on the nodes of --ray-address or on this machine."""
+
+
+DISTRIBUTED_SECTIONS = (Hardware, Ahead, Actors, Learners, Run)
+"""The last sections of algorithms whose settings extend `DistributedSettings`."""
 
 
 @dataclass(frozen=True)

@@ -234,4 +234,4 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         network.check(self)
 
 
-__all__ = ["ENVS", "EPISODES", "Hardware", "Network", "RLSettings", "Run", "Task"]
+__all__ = ["ENVS", "EPISODES", "Hardware", "Network", "RLSettings", "Run", "Task", "Torso"]
