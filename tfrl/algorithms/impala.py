@@ -8,9 +8,9 @@ the value could tell whether an action was good.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -165,6 +165,24 @@ _MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "vtrace_rho")
 _MOMENTS = ("target", "target_square", "error", "error_square")
 
 
+class Batch(NamedTuple):
+    """The rollouts of all envs of a replica, or of some.
+
+    Attributes:
+      log_probs: of the policy that acted, [T, B].
+      memory: of a recurrent network, `started_memory` and `keeps` of the rollout; otherwise ().
+    """
+
+    observations: Any  # [T + 1, B, *shape]
+    actions: Any  # [T, B, *shape]
+    log_probs: Any
+    rewards: Any  # [T, B], like the next three
+    first: Any
+    truncated: Any
+    final_values: Any
+    memory: tuple[Any, ...]
+
+
 class ImpalaAgent(ActorCriticAgent):
     """An actor-critic that learns by V-trace.
 
@@ -216,12 +234,17 @@ class ImpalaAgent(ActorCriticAgent):
         config = self._config
         scale = learning_rate(config.lr_schedule, 1.0, number, config.num_updates)
         self.acting.forget()
-        log_probs, final_values = rollout.extras["log_prob"], self.final_values(rollout)
-        fields = [rollout.observations, rollout.actions, log_probs, rollout.rewards, rollout.first]
-        fields += [rollout.truncated, final_values]
-        if rollout.memory is not None:
-            fields += [rollout.started_memory, rollout.keeps]
-        batch = tuple(map(self._runtime.per_replica, fields))
+        arrays = Batch(
+            rollout.observations,
+            rollout.actions,
+            log_probs=rollout.extras["log_prob"],
+            rewards=rollout.rewards,
+            first=rollout.first,
+            truncated=rollout.truncated,
+            final_values=self.final_values(rollout),
+            memory=() if rollout.memory is None else (rollout.started_memory, rollout.keeps),
+        )
+        batch = tf.nest.map_structure(self._runtime.per_replica, arrays)
         sums = np.zeros(len(_MEANS) + len(_MOMENTS) + 1)
         for index in range(config.num_minibatches):
             means = self._learn(batch, tf.constant(index), tf.constant(scale)).numpy()
@@ -234,22 +257,14 @@ class ImpalaAgent(ActorCriticAgent):
         return _metrics(sums / config.num_minibatches) | {"train/learning_rate": config.lr * scale}
 
     @compiled()
-    def _learn(self, batch: tuple, index: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    def _learn(self, batch: Batch, index: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
         """One gradient step from the minibatch `index`; its means, moments and gradient norm."""
         return self._runtime.first(
             self._runtime.strategy.run(self._learn_on_replica, args=(batch, index, scale))
         )
 
-    def _learn_on_replica(self, batch: Sequence[tf.Tensor], index: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-        """The gradient step of this replica's envs.
-
-        Args:
-          batch: observations [T + 1, B, *shape], actions [T, B, *shape], log-probabilities [T, B], rewards,
-            `first`, `truncated` and final values. For a recurrent network also its memory [T + 1, B, M] and
-            `keeps` [T + 1, B].
-          index: the index of the minibatch.
-          scale: multiplies the learning rate.
-        """
+    def _learn_on_replica(self, batch: Batch, index: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+        """The gradient step of this replica's envs; `scale` multiplies the learning rate."""
         config = self._config
         # Every n-th env, so that a minibatch has the same global envs on any number of replicas.
         rows = config.num_envs // self._runtime.replicas // config.num_minibatches
@@ -257,24 +272,23 @@ class ImpalaAgent(ActorCriticAgent):
         outcome = self.learning.gradient_step("update", envs, batch, scale)
         return tf.concat([outcome.means, [outcome.norm]], axis=0)
 
-    def _loss(self, weights: Weights, envs: tf.Tensor, data: Sequence[tf.Tensor]) -> Losses:
+    def _loss(self, weights: Weights, envs: tf.Tensor, batch: Batch) -> Losses:
         """The losses of all samples of the envs with indices int32 [b]."""
         config = self._config
-        observations, actions, acted_log_probs, rewards, first, truncated, final_values, *memory = (
-            tf.gather(x, envs, axis=1)
-            for x in data  # [T, b, ...], observations [T + 1, b, *shape]
-        )
+        batch = tf.nest.map_structure(lambda x: tf.gather(x, envs, axis=1), batch)
         rewards, discounts = returns.rewards_and_discounts(
-            rewards, first, truncated, final_values, gamma=config.gamma
+            batch.rewards, batch.first, batch.truncated, batch.final_values, gamma=config.gamma
         )
-        shape = (config.num_steps, observations.shape[1])
-        if memory:
-            memory = [self.network.sequences(flat(memory[0]), flat(memory[1]), shape[1])]
-        parameters, values, *_ = self.network.outputs(weights, flat(observations), *memory)
+        shape = batch.actions.shape[:2]
+        memory = None
+        if batch.memory:
+            remembered, keeps = map(flat, batch.memory)
+            memory = self.network.sequences(remembered, keeps, shape[1])
+        parameters, values, *_ = self.network.outputs(weights, flat(batch.observations), memory)
         values = tf.reshape(values, (shape[0] + 1, shape[1]))
         policy = self.network.distribution(parameters[: shape[0] * shape[1]])
-        log_probs = policy.log_prob(flat(actions))
-        log_ratios = tf.reshape(log_probs, shape) - acted_log_probs
+        log_probs = policy.log_prob(flat(batch.actions))
+        log_ratios = tf.reshape(log_probs, shape) - batch.log_probs
         advantages, targets = returns.vtrace(
             *(log_ratios, rewards, discounts, values[:-1], values[-1]),
             rho_bar=config.rho_bar,
