@@ -53,7 +53,7 @@ class Config(DDPG, ReplaySettings):
         """Makes an actor and a critic."""
         from tfrl.networks import actors
 
-        return actors.deterministic_actor(self, precision, critics=1, noise_scale=self.exploration_noise)
+        return actors.actor_and_critics(self, precision, critics=1, noise_scale=self.exploration_noise)
 
 
 READER = Reader(

@@ -43,7 +43,7 @@ class Config(TD3, ReplaySettings):
         """Makes an actor and two critics."""
         from tfrl.networks import actors
 
-        return actors.deterministic_actor(self, precision, critics=2, noise_scale=self.exploration_noise)
+        return actors.actor_and_critics(self, precision, critics=2, noise_scale=self.exploration_noise)
 
 
 READER = Reader(

@@ -262,31 +262,22 @@ def actor_alone(config: RLSettings, precision: str, *, dropout: float) -> ActorA
     return ActorAlone(torso, head, observation_spec, action_spec, dropout)
 
 
-def actor_and_critics(config: RLSettings, precision: str, *, critics: int) -> ActorAndCritics:
-    """An actor that draws its actions, and so many critics."""
-    observation_spec, action_spec = registry.specs(config)
-    size = distribution_for(action_spec).parameters_size
-    models = _actor_and_critics(config, precision, size, critics)
-    return ActorAndCritics(*models, observation_spec, action_spec)
+def actor_and_critics(
+    config: RLSettings, precision: str, *, critics: int, noise_scale: float | None = None
+) -> ActorAndCritics:
+    """An actor and so many critics.
 
-
-def deterministic_actor(
-    config: RLSettings, precision: str, *, critics: int, noise_scale: float
-) -> DeterministicActor:
-    """An actor that explores with noise of the deviation `noise_scale`, and so many critics."""
-    observation_spec, action_spec = registry.specs(config)
-    models = _actor_and_critics(config, precision, action_spec.shape[0], critics)
-    return DeterministicActor(*models, observation_spec, noise_scale=noise_scale)
-
-
-def _actor_and_critics(
-    config: RLSettings, precision: str, size: int, critics: int
-) -> tuple[keras.Model, list[keras.Model]]:
-    """An actor with so many outputs, and critics."""
+    The actor has the parameters of a distribution. With `noise_scale` it has actions, and explores with noise
+    of this deviation.
+    """
     observation_spec, action_spec = registry.specs(config)
     seeds = seeds_of(config.seed, 1 + critics)
+    size = distribution_for(action_spec).parameters_size if noise_scale is None else action_spec.shape[0]
     actor = _headed(torso_of_rows(config, observation_spec, precision, seeds[0]), size, 0.01, seeds[0])
-    return actor, [_critic(config, observation_spec, action_spec, precision, seed) for seed in seeds[1:]]
+    models = [_critic(config, observation_spec, action_spec, precision, seed) for seed in seeds[1:]]
+    if noise_scale is None:
+        return ActorAndCritics(actor, models, observation_spec, action_spec)
+    return DeterministicActor(actor, models, observation_spec, noise_scale=noise_scale)
 
 
 def q_network(config: RLSettings, precision: str, *, dueling: bool, epsilon: float) -> QNetwork:
