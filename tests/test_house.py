@@ -169,7 +169,7 @@ def test_a_wrong_import_is_found(tmp_path, module, line, wrong):
     assert len(found) == (wrong is not None) and all(sentence.startswith(wrong) for sentence in found)
 
 
-def test_directly_under_tfrl_stand_commands_and_the_library_alone():
+def test_only_commands_and_the_library_are_directly_under_tfrl():
     for path in (ROOT / "tfrl").glob("*.py"):
         if path.name not in ("__init__.py", "library.py", "callbacks.py"):
             text = path.read_text()

@@ -80,7 +80,7 @@ def lost(run):
         ("make", signal.SIGTERM, "parents first"),
     ],
 )
-def test_all_is_saved_when_every_process_gets_the_signal(tmp_path, way, signum, order):
+def test_the_run_is_saved_when_every_process_gets_the_signal(tmp_path, way, signum, order):
     flags = f"{FLAGS} --logdir {tmp_path} --run-name run"
     command = {
         "launch": [sys.executable, "-m", "cluster.launch", "--workers", "2", "--", *TRAINER, *flags.split()],

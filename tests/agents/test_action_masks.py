@@ -122,7 +122,7 @@ def test_a_forbidden_action_has_probability_0_and_no_gradient(spec):
 
 
 @pytest.mark.parametrize("double", ["--double", "--no-double"])
-def test_a_forbidden_action_is_no_maximum_of_dqns_target(double, tmp_path):
+def test_dqns_targets_ignore_forbidden_actions(double, tmp_path):
     config, kind = parse("dqn", tmp_path, double, "--no-dueling")
     agent = learners.make(config, kind).agent
     generator = np.random.default_rng(0)
@@ -190,7 +190,7 @@ def test_an_export_takes_the_mask_and_obeys_it(name, tmp_path):
 
 
 @pytest.mark.long
-def test_1_and_2_replicas_are_one_run_to_the_bit(tmp_path):
+def test_1_and_2_replicas_give_equal_results(tmp_path):
     found = []
     for replicas in ("1", "2"):
         config, kind = parse("ppo", tmp_path, "--replicas", replicas)

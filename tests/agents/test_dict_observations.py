@@ -94,7 +94,7 @@ def test_a_loaded_policy_and_an_export_take_what_the_env_shows(runs, name):
 @pytest.mark.parametrize(
     ("algorithm", "own", "kind"), [("ppo", PPO, OnPolicyLearner), ("dqn", DQN, OffPolicyLearner)]
 )
-def test_1_and_2_replicas_are_one_run_to_the_bit(algorithm, own, kind, tmp_path):
+def test_1_and_2_replicas_give_equal_results(algorithm, own, kind, tmp_path):
     found = []
     for replicas in (1, 2):
         flags = [f"--{key.replace('_', '-')}={value}" for key, value in own.items() if value is not True]

@@ -112,7 +112,7 @@ def oracle_loss(config, learner, rollout, network, *, epoch=0):
 
 
 @pytest.mark.parametrize("name", ["crop", pytest.param("cutout", marks=pytest.mark.long)])
-def test_one_step_is_adams_on_the_gradient_of_the_oracle(make, name):
+def test_one_step_equals_adam_on_the_oracles_gradient(make, name):
     config = small(
         augment=name,
         augment_coef=3.0,
@@ -159,7 +159,7 @@ def test_each_pass_augments_differently(make):
 
 @pytest.mark.long
 @pytest.mark.parametrize("augmentation", ["crop", "ucb"])
-def test_two_replicas_are_the_same_run_to_the_bit(make, augmentation):
+def test_two_replicas_give_the_results_of_one(make, augmentation):
     from learners import updated
 
     runs = [updated(make(small(augment=augmentation, replicas=r, lr=1e-3)), 3) for r in (1, 2)]
@@ -209,7 +209,7 @@ def test_a_state_without_lag_is_restored(make):
 
 
 @pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_the_bandit_is_told_the_mean_target_after_its_choice(make, lag):
+def test_the_bandit_gets_the_mean_target_after_its_choice(make, lag):
     """Of the rollout that was acted by the weights that the choice's update left, `lag` updates later."""
     from tfrl.training.command import learner_class
 
@@ -248,7 +248,7 @@ def test_the_results_count_the_updates_of_each_augmentation(tmp_path):
     assert results(config.run_dir)["augmentations"] == expected and sum(expected.values()) == 8
 
 
-def test_a_run_that_starts_from_another_takes_its_weights_and_not_its_bandit(make):
+def test_start_from_takes_the_weights_and_not_the_bandit(make):
     from learners import updated
 
     config = small(augment="ucb", lr=1e-3)

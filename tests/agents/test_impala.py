@@ -199,7 +199,7 @@ def test_a_nan_ends_the_run(learner):
 
 
 @pytest.mark.parametrize("lag", [0, 1, pytest.param(3, marks=pytest.mark.long)])
-def test_each_rollout_is_acted_by_the_weights_of_lag_updates_before(learner, lag):
+def test_each_rollout_is_collected_with_weights_that_are_lag_updates_old(learner, lag):
     config = small(lag=lag, lr=1e-2)
     one = learner(config)
     history = run(one, 6)
@@ -226,7 +226,7 @@ def test_without_lag_the_first_ratio_is_1(learner):
 
 
 @pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.long)])
-def test_any_number_of_replicas_is_the_same_run_bit_for_bit(learner, replicas):
+def test_any_number_of_replicas_gives_equal_results(learner, replicas):
     one, many = (learner(small(replicas=r, lr=1e-2)) for r in (1, replicas))
     for (found, metrics, _), (expected, same, _) in zip(run(many, 3), run(one, 3), strict=True):
         for name, array in expected.items():

@@ -21,7 +21,7 @@ def log_softmax(logits):
 
 
 @pytest.mark.parametrize("share", [False, True])
-def test_an_auxiliary_step_is_adams_on_the_gradient_of_the_oracle(small, share):
+def test_an_auxiliary_step_equals_adam_on_the_oracles_gradient(small, share):
     config = small(share_torso=share, beta_clone=2.0)
     agent = make(config).agent
     generator, network = np.random.default_rng(0), Present(agent)
@@ -63,7 +63,7 @@ def test_an_auxiliary_step_is_adams_on_the_gradient_of_the_oracle(small, share):
         )
 
 
-def test_a_shared_torso_learns_from_the_value_in_the_auxiliary_phase_alone(small):
+def test_only_the_auxiliary_phase_trains_a_shared_torso_on_values(small):
     weights = []
     for coefficient in (0.0, 1.0):
         learner = make(
@@ -77,7 +77,7 @@ def test_a_shared_torso_learns_from_the_value_in_the_auxiliary_phase_alone(small
             np.testing.assert_array_equal(weights[0][name], weights[1][name], err_msg=name)
 
 
-def test_a_pass_takes_every_sample_of_the_phase_once_and_the_policy_is_the_old_one(small):
+def test_an_auxiliary_pass_takes_every_sample_once_and_clones_the_old_policy(small):
     learner = make(small())
     agent, taken, rollouts, wanted = learner.agent, [], [], []
     collect, step = learner.collect, agent.auxiliary_step
@@ -122,7 +122,7 @@ RECURRENT = {"memory": "lstm", "memory_size": 16, "memory_inputs": True, "sequen
 
 @pytest.mark.long
 @pytest.mark.parametrize("memory", [{}, RECURRENT], ids=["without memory", "recurrent"])
-def test_two_replicas_are_the_same_run_to_the_bit(small, tmp_path, memory):
+def test_two_replicas_give_the_results_of_one(small, tmp_path, memory):
     runs = [finish(make(small(replicas=r, logdir=str(tmp_path / str(r)), **memory)), 3) for r in (1, 2)]
     (history, weights), (others, found) = runs
     assert [("train/aux_policy_kl" in m) for m in history] == [False, True, False]
@@ -133,7 +133,7 @@ def test_two_replicas_are_the_same_run_to_the_bit(small, tmp_path, memory):
 
 
 @pytest.mark.long
-def test_a_recurrent_policy_is_the_old_one_as_the_auxiliary_phase_begins(small):
+def test_the_auxiliary_phase_begins_with_the_old_recurrent_policy(small):
     """It is if each sequence begins with the memory that it was acted with."""
     learner = make(small(**RECURRENT))
     agent, divergences = learner.agent, []

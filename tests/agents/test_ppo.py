@@ -105,7 +105,7 @@ def off_policy_rollout(learner):
     return rollout
 
 
-def test_metrics_are_those_of_a_float64_computation(small, learner):
+def test_metrics_equal_a_float64_computation(small, learner):
     config = small(lr=0.0, seed=3)  # the weights stay as they are
     agent = learner(config)
     agent.session.step = 5
@@ -143,7 +143,7 @@ def test_explained_variance_of_constant_targets_is_1_only_for_equal_values(small
         ({"max_grad_norm": 100.0, "clip_value": False}, 0.01),
     ],
 )
-def test_one_step_is_adams_on_the_clipped_gradient_of_the_oracle(small, learner, changes, rate):
+def test_one_step_equals_adam_on_the_oracles_clipped_gradient(small, learner, changes, rate):
     config = small(epochs=1, num_minibatches=1, lr=0.01, entropy_coef=0.1, **changes)
     agent = learner(config)
     agent.session.step = 6
@@ -187,7 +187,7 @@ def one_replica(small, learner):
 
 
 @pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.long)])
-def test_any_number_of_replicas_is_the_same_run(small, learner, one_replica, replicas):
+def test_any_number_of_replicas_gives_equal_results(small, learner, one_replica, replicas):
     agent, (history, expected_weights) = learner(small(replicas=replicas, lr=1e-3)), one_replica
     for (rollout, metrics), (expected, same) in zip(train(agent), history, strict=True):
         for name in ("observations", "actions", "rewards", "first"):
@@ -204,7 +204,7 @@ def test_any_number_of_replicas_is_the_same_run(small, learner, one_replica, rep
 
 
 @pytest.mark.long
-def test_the_default_network_plays_procgen_alike_on_two_replicas(small, learner):
+def test_the_default_network_gives_equal_rollouts_on_two_replicas(small, learner):
     runs = []
     for replicas in (1, 2):
         changes = {"env": "coinrun", "torso": "impala", "num_levels": 200, "num_steps": 8, "epochs": 1}
@@ -218,7 +218,7 @@ def test_the_default_network_plays_procgen_alike_on_two_replicas(small, learner)
 
 
 @pytest.mark.parametrize("micro_batch", [1, pytest.param(8, marks=pytest.mark.long)])
-def test_parts_of_a_minibatch_take_the_step_of_the_whole(small, learner, micro_batch):
+def test_a_step_in_parts_equals_a_step_of_the_whole_minibatch(small, learner, micro_batch):
     runs = []
     for size in (32, micro_batch):
         agent = learner(small(micro_batch=size, lr=1e-3))
@@ -229,7 +229,7 @@ def test_parts_of_a_minibatch_take_the_step_of_the_whole(small, learner, micro_b
 
 
 @pytest.mark.parametrize("steps", [[1, 3, 2, 2], pytest.param([4, 4], marks=pytest.mark.long)])
-def test_metrics_are_the_same_however_many_steps_a_call_has(small, learner, steps):
+def test_metrics_do_not_depend_on_the_number_of_steps_in_a_call(small, learner, steps):
     found = []
     for steps_a_call in ([1] * 8, steps):
         agent = learner(small(lr=1e-3, epochs=1, num_minibatches=8))
@@ -257,7 +257,7 @@ def test_the_kl_stop_ends_the_update_early(small, learner):
     assert steps_taken(agent) == 8
 
 
-def test_the_kl_stop_and_the_ratio_error_are_those_of_all_replicas(small, learner):
+def test_the_kl_stop_and_the_ratio_error_include_all_replicas(small, learner):
     """One of two seems to have moved, by as much in each sample: the mean is half its divergence."""
     agent = learner(small(replicas=2, lr=0.0, target_kl=0.004))
     # Divergences of 0.005 and 0.021: its own would end the first update, and the other's never the second.
@@ -286,7 +286,7 @@ def test_separate_torsos_learn_at_their_own_rates(small, learner):
 
 
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_a_reward_that_is_no_number_ends_the_run_and_names_the_loss(small, learner, replicas):
+def test_a_nan_reward_ends_the_run_and_names_the_loss(small, learner, replicas):
     agent = learner(small(replicas=replicas))
     rollout = agent.collect()
     rollout.rewards[-1, :, 0] = np.nan  # one env of the last replica

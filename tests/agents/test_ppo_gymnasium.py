@@ -32,7 +32,7 @@ def state(learner):
         ),
     ],
 )
-def test_1_2_and_4_replicas_are_one_run_to_the_bit(learner, env, counts):
+def test_1_2_and_4_replicas_give_equal_results(learner, env, counts):
     """Weights, optimizer, the moments of rewards and observations, episodes: three updates of each."""
     runs, cut = [], 0
     for replicas in counts:
@@ -104,7 +104,7 @@ def test_advantages_of_a_rollout_whose_episodes_end_or_are_cut_off(learner, flag
         )
 
 
-def test_observations_are_learned_from_as_they_were_acted_on(learner):
+def test_training_uses_the_normalisation_of_the_rollout(learner):
     """The first ratio of an update is 1, though mean and deviation have moved since the rollout before."""
     made = learner(of("InvertedDoublePendulum-v5"))
     for number in range(3):

@@ -51,7 +51,7 @@ def sharpened(learner):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_replicas_are_one_run_to_the_bit(tmp_path, algorithm, env, flags, replicas):
+def test_replicas_give_equal_results(tmp_path, algorithm, env, flags, replicas):
     """Images and vectors, in PPO, DrAC and IMPALA."""
     runs = []
     for count in replicas:
@@ -64,7 +64,7 @@ def test_replicas_are_one_run_to_the_bit(tmp_path, algorithm, env, flags, replic
 
 
 @pytest.mark.parametrize("flags", [KINDS[0], pytest.param(KINDS[1], marks=pytest.mark.long)])
-def test_a_rollout_is_learned_from_with_the_memory_that_it_was_acted_with(tmp_path, flags):
+def test_training_uses_the_recurrent_states_of_the_rollout(tmp_path, flags):
     """Its log-probabilities and values are those of a computation step by step; the first ratio is 1."""
     learner = sharpened(make(tmp_path, *VECTORS, *flags, kind=learners.Stepwise))
     with_rewards = "--memory-inputs" in flags

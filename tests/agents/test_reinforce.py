@@ -64,7 +64,7 @@ def flat(agent):
     "flags",
     [(), ("--dropout", "0.6"), ("--optimizer", "rmsprop", "--reward-scale", "2", "--reward-shift", "1.5")],
 )
-def test_a_step_is_the_optimizers_along_the_gradient_of_the_slow_loss(flags):
+def test_a_step_equals_the_optimizer_on_the_slow_losss_gradient(flags):
     config, agent = make_agent(*flags, "--entropy-coef", "0.02", "--adam-epsilon", "1e-3")
     agent._rows = 5  # parts, of which the last one is filled up
     episodes = made_episodes(agent, np.random.default_rng(5))
@@ -119,7 +119,7 @@ def test_statistics_of_one_episode_each_are_those_of_their_steps():
     assert (other.mean_return, other.mean_length, other.episodes) == (5.0, 5.0, 2)
 
 
-def test_an_env_waits_at_the_end_of_its_episode_and_goes_on_as_it_would_have():
+def test_an_env_that_waits_between_episodes_continues_exactly():
     spec = EnvSpec("CartPole-v1", num_envs=3, seed=4)
     observer, alone = Observer(spec, [0, 1, 2]), make(spec, [1])
     playing, actions = np.ones(3, bool), np.zeros(3, np.int32)

@@ -185,7 +185,7 @@ DOUBLE_DUELING = [
 ]
 
 
-def test_double_dueling_dqn():
+def test_double_dueling_dqn_equals_a_slow_reference():
     def step(slow, config, rows, number):
         o, a, r, d, o2, weight, _ = rows
         each = np.arange(ROWS)
@@ -199,7 +199,7 @@ def test_double_dueling_dqn():
     run("dqn", DOUBLE_DUELING, 4, 2, step)
 
 
-def test_batches_that_are_left_over_change_nothing():
+def test_unused_batches_change_nothing():
     """Steps of 2 batches out of K are those of 2 alone, which another program of the same agent takes."""
     _, agent = make_agent("dqn", *DOUBLE_DUELING)
     batch, noise = make_batch(agent, np.random.default_rng(5), 4, 2)
@@ -215,7 +215,7 @@ def test_batches_that_are_left_over_change_nothing():
             np.testing.assert_array_equal(other[name], value, err_msg=name)
 
 
-def test_plain_dqn_with_hubers_loss_a_clipped_gradient_and_a_copied_target():
+def test_dqn_with_huber_clipping_and_a_copied_target_equals_a_slow_reference():
     flags = [
         "--env",
         "CartPole-v1",
@@ -286,12 +286,12 @@ DETERMINISTIC = ["--env", "Pendulum-v1", "--critic-lr", "0.02", "--tau", "0.1"]
     "optimizer",
     ["adam", *(pytest.param(name, marks=pytest.mark.long) for name in ("nadam", "rmsprop", "sgd"))],
 )
-def test_ddpg_with_each_optimizer(optimizer):
+def test_ddpg_with_each_optimizer_equals_a_slow_reference(optimizer):
     flags = [*DETERMINISTIC, "--optimizer", optimizer]
     run("ddpg", flags, 3, 0, deterministic(["critic1"], 1, False))
 
 
-def test_td3_with_hubers_loss():
+def test_td3_with_huber_loss_equals_a_slow_reference():
     step = deterministic(["critic1", "critic2"], 2, True, delta=0.5)
     run("td3", [*DETERMINISTIC, "--huber-delta", "0.5"], 3, 0, step)
 
@@ -299,7 +299,7 @@ def test_td3_with_hubers_loss():
 @pytest.mark.parametrize(
     "target_every", [None, *(pytest.param(every, marks=pytest.mark.long) for every in (1, 3))]
 )
-def test_td3(target_every):
+def test_td3_equals_a_slow_reference(target_every):
     flags = [*DETERMINISTIC, *(["--target-every", str(target_every)] if target_every else [])]
     run("td3", flags, 3, 0, deterministic(["critic1", "critic2"], 2, True, target_every))
 
@@ -314,7 +314,7 @@ def tanh_normal(parameters, noise):
 
 
 @pytest.mark.parametrize(("alpha", "target_every", "delta"), [(None, 1, None), (0.3, 2, 0.5)])
-def test_sac(alpha, target_every, delta):
+def test_sac_equals_a_slow_reference(alpha, target_every, delta):
     critics = ["critic1", "critic2"]
 
     def step(slow, config, rows, number):
@@ -351,7 +351,7 @@ def test_sac(alpha, target_every, delta):
     run("sac", flags, 3, 0, step)
 
 
-def test_discrete_sac():
+def test_discrete_sac_equals_a_slow_reference():
     critics = ["critic1", "critic2"]
     target = 0.98 * math.log(2)
 

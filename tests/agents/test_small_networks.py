@@ -57,7 +57,7 @@ ENVS = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("flags", ENVS, ids=lambda flags: flags[0])
-def test_1_2_and_4_replicas_are_one_run_to_the_bit(tmp_path, flags):
+def test_1_2_and_4_replicas_give_equal_results(tmp_path, flags):
     """XLA compiles the gradients of a part and the step; what is summed in between is not its business."""
     runs = [run(make(tmp_path, "--env", *flags, *SHORT, "--replicas", str(n))) for n in (1, 2, 4)]
     metrics, expected = runs[0]

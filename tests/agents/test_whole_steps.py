@@ -60,7 +60,7 @@ def close(found, expected):
     ],
     ids=str,
 )
-def test_one_program_gives_the_bits_of_steps_in_parts(monkeypatch, algorithm, more):
+def test_one_program_equals_steps_in_parts_bit_for_bit(monkeypatch, algorithm, more):
     """K steps in a call, then one of them; weights, slots, target networks, metrics and errors."""
     flags = flags_of(algorithm, *more)
     whole = agent_of(algorithm, flags)
@@ -81,7 +81,7 @@ def test_one_program_gives_the_bits_of_steps_in_parts(monkeypatch, algorithm, mo
 
 
 @pytest.mark.long
-def test_one_program_takes_ppos_epochs_as_parts_do(tmp_path, monkeypatch):
+def test_one_program_equals_ppos_epochs_in_parts(tmp_path, monkeypatch):
     flags = [*SMALL, "--env", "Pendulum-v1", "--num-steps", "64", "--num-minibatches", "2", "--epochs", "2"]
     flags += ["--logdir", str(tmp_path), "--run-name", "run"]
     config = settings.reader("ppo").parse(flags)

@@ -85,7 +85,7 @@ from tfrl.cli.errors import TrainingError
         ("baselines", ["--model", "nosuch"], "is not a network of the zoo"),
     ],
 )
-def test_what_could_not_be_measured_is_refused_at_once(module, flags, part):
+def test_impossible_measurements_are_refused_at_once(module, flags, part):
     assert_refused(Answer(*flags, module=f"benchmarks.{module}"), part)
 
 
@@ -103,7 +103,7 @@ time.sleep(0.5)
 """
 
 
-def test_a_peers_speed_is_of_what_lies_between_its_lines(tmp_path):
+def test_a_peers_speed_is_measured_between_its_lines(tmp_path):
     """Neither its start nor its end count, but for the whole process; sleep takes no processor time."""
     found = speed.of_script(script(tmp_path, BUSY), steps=1000, updates=4)
     assert found.per_cpu_second == pytest.approx(1000 / 0.25, rel=0.2)
@@ -132,7 +132,7 @@ def test_a_peer_that_fails_is_named(tmp_path):
         speed.of_script(script(tmp_path, "print('SPS: 1')\nraise SystemExit(1)"), steps=1000, updates=3)
 
 
-def test_our_speed_is_of_the_rows_of_progress(tmp_path, monkeypatch):
+def test_our_speed_comes_from_progress_csv(tmp_path, monkeypatch):
     """A module in place of the trainer, whose file grows by two rows at once in the end."""
     (tmp_path / "grows.py").write_text(
         "import pathlib, sys, time\n"
@@ -188,13 +188,13 @@ def test_the_arithmetic_of_a_gradient_step_is_counted(algorithm, env, each):
     assert arithmetic.gradient_step(algorithm, config) == 8 * each
 
 
-def test_a_program_that_measures_nothing_is_told_by_its_last_line():
+def test_a_program_without_measurements_is_reported_with_its_last_line():
     with pytest.raises(TrainingError, match="ended with code 1: ZeroDivisionError: division by zero$"):
         command.answer("1 / 0")
     assert command.answer("print('warning'); print(1.5)") == "1.5"
 
 
-def test_ours_stands_first_and_in_multiples_of_the_others():
+def test_the_table_has_our_speed_first_and_its_ratios_to_the_others():
     slow, fast = (speed.Speed(rate, rate, 2 * rate, 10, 5, 100) for rate in (100.0, 250.0))
     found = {("torchrl", "tfrl"): [fast, slow, fast], ("torchrl", "torchrl"): [slow]}
     found |= {("cleanrl", "tfrl"): [slow], ("cleanrl", "tfrl, otherwise"): [slow], ("cleanrl", "sb3"): [fast]}
@@ -214,7 +214,7 @@ def test_seeds_are_numbers_and_ranges():
 
 
 @pytest.mark.long
-def test_a_bfloat16_that_gains_nothing_is_left_out_and_said_so(capfd):
+def test_bfloat16_without_a_gain_is_omitted_with_a_message(capfd):
     """As `--precision auto` decides; asked for, it is measured."""
     found = throughput.precisions("auto")
     told = capfd.readouterr().err
@@ -240,12 +240,12 @@ def test_a_bfloat16_that_gains_nothing_is_left_out_and_said_so(capfd):
         ({"algorithm": "ppg", "single": True}, (2, 7)),
     ],
 )
-def test_a_frame_passes_through_the_network_as_often_as_its_algorithm_has_it(options, found):
+def test_the_passes_of_a_frame_follow_from_the_algorithm(options, found):
     config = throughput._config(throughput.Options(**options))
     assert throughput.passes(config)[:2] == found
 
 
-def test_a_floor_within_a_run_is_of_the_same_moments():
+def test_a_floor_within_a_run_allows_for_changes_of_the_machines_speed():
     """A machine that halves its speed in the middle: the run is at its floor all the same."""
     each = floors.Passes(forwards=2, gradients=3)
     fast, slow = (100 * k * (2 * 0.01 + 3 * 0.03) for k in (1, 2))  # seconds of 100 env steps at the floor
@@ -295,7 +295,7 @@ def test_a_child_saves_before_the_benchmark_ends(tmp_path, how, code):
     assert (process.returncode, stderr, saved.read_text()) == (code, "", "saved")
 
 
-def test_a_child_that_fails_is_named_and_one_that_ends_tells_its_memory():
+def test_a_failed_child_is_named_and_a_complete_one_reports_its_memory():
     with pytest.raises(TrainingError, match=r"^-c import sys; sys\.exit\(3\) \.\.\. ended with code 3\.$"):
         command.finish([sys.executable, "-c", "import sys; sys.exit(3)"])
     assert command.finish([sys.executable, "-c", "x = b'x' * 200_000_000"]).ru_maxrss > 200_000

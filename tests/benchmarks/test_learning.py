@@ -72,7 +72,7 @@ def test_a_curve_is_judged_by_points_and_by_means_over_ten_updates():
     )
 
 
-def test_of_several_runs_the_mean_is_judged_and_the_range_is_shown():
+def test_the_verdict_compares_the_mean_of_several_runs_and_shows_their_range():
     ours = [8.0, 2.0]  # one above the published runs' 3 ... 6, one below, their mean within
     assert learning_procgen._verdict([6.0, 3.0, 4.0], ours) == (
         "3.00 ... 6.00",
@@ -84,7 +84,7 @@ def test_of_several_runs_the_mean_is_judged_and_the_range_is_shown():
     assert list(learning_procgen._compare("", "fruitbot", [shorter, longer]).columns[0].cells) == ["163,840"]
 
 
-def test_no_means_are_judged_where_the_published_curves_are_sparse():
+def test_sparse_published_curves_give_no_verdict_on_means():
     at, published = published_curve("fruitbot", "train")
     table = learning_procgen._compare("", "fruitbot", [(at[at < 3e6], published[0, at < 3e6])])
     rows = list(zip(table.columns[0].cells, table.columns[6].cells, strict=True))
@@ -107,7 +107,7 @@ def test_seeds_are_trained_once_and_their_returns_shown(tmp_path, monkeypatch):
     assert list(table.columns[5].cells) == [f"{run.final_return('test'):.1f}"] * 3
 
 
-def test_every_task_of_learning_is_one_that_its_trainer_takes():
+def test_every_learning_task_is_valid_for_its_trainer():
     for task in learning_gymnasium.TASKS:
         config = settings.reader(task.algorithm).parse(["--env", task.env, *task.flags])
         assert (config.preset == "cleanrl") == (task.env == "HalfCheetah-v5")

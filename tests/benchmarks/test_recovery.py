@@ -26,7 +26,7 @@ from tfrl.cli.errors import TrainingError
         ("recovery", ["--results", "nowhere/it.json"], "nowhere is no folder to write in."),
     ],
 )
-def test_what_could_not_be_measured_is_refused_at_once(module, flags, part):
+def test_impossible_measurements_are_refused_at_once(module, flags, part):
     assert_refused(Answer(*flags, module=f"benchmarks.{module}"), part)
 
 
@@ -55,7 +55,7 @@ MADE = [
 ]
 
 
-def test_a_row_has_a_faults_trials_and_how_many_of_their_runs_were_the_undisturbed_one():
+def test_a_row_counts_the_trials_of_a_fault_and_the_undisturbed_weights():
     assert recovery_of_actors.report(MADE, 1280).splitlines() == [
         "| fault | trials | seconds to the next new update: median, most "
         "| env steps lost, of 1280: median, most | runs with the undisturbed weights |",
@@ -65,7 +65,7 @@ def test_a_row_has_a_faults_trials_and_how_many_of_their_runs_were_the_undisturb
     ]
 
 
-def test_of_workers_there_is_a_second_table_of_what_was_hit():
+def test_a_second_table_of_workers_shows_what_the_faults_hit():
     assert recovery.report(MADE, 1280).splitlines() == [
         "| fault | trials | seconds to the next new update: median, most "
         "| env steps lost, of 1280: median, most | equal |",
@@ -109,7 +109,7 @@ def test_a_replaced_actor_costs_the_time_until_the_update_that_waited_for_it(end
     assert (found.seconds, found.updates) == (8.0, 0)
 
 
-def test_a_run_that_did_not_go_on_is_an_error(ended):
+def test_a_run_that_does_not_resume_is_an_error(ended):
     run = ended((9.5, 1, 7, "collecting"))
     with pytest.raises(TrainingError, match="was not restarted:"):
         run.restarted(10.0, 1)
@@ -120,7 +120,7 @@ def test_a_run_that_did_not_go_on_is_an_error(ended):
 
 
 @pytest.mark.long
-def test_a_killed_run_goes_on_and_has_noted_what_that_cost(tmp_path):
+def test_a_killed_run_resumes_and_records_the_cost(tmp_path):
     """A real one, without actors: two updates lie between its checkpoints."""
     flags = "--env catch --torso linear --precision float32 --num-envs 8 --num-steps 32 --num-minibatches 2"
     flags += f" --eval-episodes 8 --checkpoint-every 2 --total-steps {60 * trials.BATCH}"

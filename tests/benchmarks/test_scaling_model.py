@@ -58,7 +58,7 @@ def test_the_slower_side_decides():
     assert rate(many, dataclasses.replace(COSTS, network=1e-3), 8, 1)[1] == "weights"
 
 
-def test_the_fit_finds_what_made_the_rates_and_the_stated_constant():
+def test_the_fit_finds_the_constants_that_made_the_rates():
     made = {actors: actors / 1.25e-3 for actors in (1, 2, 4)}
     assert fit_step(made, env_seconds=1e-3) == pytest.approx(0.25e-3)
     assert fit_step(scaling_model.MEASURED, env_seconds=1e-3) == pytest.approx(Costs().python_step, abs=5e-6)

@@ -26,7 +26,7 @@ def run(body, **streams):
 
 
 @pytest.mark.parametrize("kind", ["broken", "full"])
-def test_a_lost_peer_ends_a_worker_whether_or_not_its_stderr_takes_the_sentence(kind):
+def test_a_lost_peer_ends_a_worker_also_if_nobody_reads_its_stderr(kind):
     with unread_pipe(kind) as stderr:
         assert run("raise PeerError('worker 1 is gone')", stderr=stderr).returncode == 75
 
@@ -37,13 +37,13 @@ def test_the_exit_code_outlives_the_reader_of_stderr(error, code):
         assert run(f"raise {error}", stderr=stderr).returncode == code
 
 
-def test_a_table_whose_reader_has_seen_enough_is_no_error():
+def test_a_reader_that_closes_early_is_no_error_for_a_table():
     with unread_pipe("broken") as stdout:
         done = run("print('x' * 100_000)", stdout=stdout, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_rich_table_whose_reader_has_seen_enough_is_no_error():
+def test_a_reader_that_closes_early_is_no_error_for_a_rich_table():
     body = "from rich.table import Table; from tfrl.cli.streams import console; t = Table('a')"
     with unread_pipe("broken") as stdout:
         done = run(
@@ -58,13 +58,13 @@ def test_output_to_a_full_disk_fails_with_one_sentence():
     assert (done.returncode, done.stderr) == (1, "error: the output: No space left on device\n")
 
 
-def test_a_folder_that_may_not_be_read_is_one_sentence():
+def test_a_folder_that_may_not_be_read_gives_a_one_sentence_error():
     done = run("raise PermissionError(13, 'Permission denied', 'logs/theirs')", stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (1, "error: logs/theirs: Permission denied\n")
 
 
 @pytest.mark.parametrize("stream", [1, 2])
-def test_work_goes_on_without_a_stream_to_show_it_on(stream, tmp_path):
+def test_work_continues_without_output_streams(stream, tmp_path):
     body = "console.Console().message('trains')\n    with streams.quiet_start(): pass"
     body += "\n    print('shown')\n    import subprocess; subprocess.run(['echo', 'child'], check=True)"
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:

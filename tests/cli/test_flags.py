@@ -31,16 +31,16 @@ KINDS = typing.get_type_hints(Options)
         (["--end", "1e3", "--size", "None"], {"end": 1000.0, "size": None}),
     ],
 )
-def test_a_setting_may_be_left_open_whatever_its_type(arguments, values):
+def test_a_setting_of_any_type_may_be_none(arguments, values):
     assert flags.read_flags(KINDS, {}, arguments) == values
 
 
-def test_a_wrong_choice_of_an_open_setting_is_one_sentence():
+def test_a_wrong_choice_of_an_optional_setting_gives_a_one_sentence_error():
     with pytest.raises(
         UserError, match=r"--shape must be one of step, linear; got 'liner' \(did you mean lin"
     ):
         flags.read_flags(KINDS, {}, ["--shape", "liner"])
 
 
-def test_the_choices_of_an_open_setting_are_completed():
+def test_the_choices_of_an_optional_setting_are_completed():
     assert completion._of_kinds(KINDS, {})["--shape"] == ["step", "linear"]

@@ -39,18 +39,18 @@ def log(tmp_path):
     return tmp_path / "run" / "tensorflow" / "worker-0.log"
 
 
-def test_when_another_worker_is_to_blame_the_screen_has_one_sentence(log):
+def test_a_fault_of_another_worker_shows_one_sentence(log):
     code, screen = end(log, "raise PeerError('worker 1 is gone')")
     assert (code, screen) == (75, "from Python\nerror: worker 1 is gone\n")
     assert "from C++" in log.read_text()
 
 
-def test_lines_that_come_while_a_process_gives_up_stay_in_the_file(log):
+def test_lines_written_while_a_process_ends_stay_in_the_file(log):
     ending = "import atexit; atexit.register(os.write, 2, b'late'); raise PeerError('worker 1 is gone')"
     assert "late" not in end(log, ending)[1]
 
 
-def test_a_failure_of_this_worker_shows_what_was_said(log):
+def test_a_failure_of_this_worker_shows_its_errors(log):
     code, screen = end(log, "raise TrainingError('TensorFlow failed')")
     assert code == 1
     assert screen == "from Python\nE0000 00:00:1 1 b.cc:1] from C++\nerror: TensorFlow failed\n"
@@ -78,7 +78,7 @@ def test_a_file_is_left_only_if_there_were_errors(log):
         assert not log.parent.exists()
 
 
-def test_without_a_place_for_the_file_it_goes_on(tmp_path):
+def test_training_continues_without_a_place_for_the_file(tmp_path):
     (tmp_path / "file").touch()
     code, screen = end(tmp_path / "file" / "log", "raise TrainingError('TensorFlow failed')")
     assert code == 1

@@ -112,7 +112,7 @@ def test_the_trainer_is_not_the_first_process_of_a_job_and_gets_sigterm_at_once(
     assert (process.wait(timeout=30), trainer == process.pid) == (143, False)
 
 
-def test_the_job_tries_again_what_can_go_on_and_nothing_else():
+def test_the_job_restarts_only_runs_that_can_continue():
     spec = resources()["Job"]["spec"]
     assert (spec["completionMode"], spec["completions"]) == ("Indexed", spec["parallelism"])
     assert spec["template"]["spec"]["restartPolicy"] == "Never"  # the only one that podFailurePolicy allows
@@ -283,7 +283,7 @@ def test_a_rayjob_that_the_operator_would_refuse_is_found(old, new, fault):
 
 
 @pytest.mark.parametrize("lists_evaluator", [True, False], ids=["training-operator 1.9", "tf-operator 1.0"])
-def test_the_tf_config_that_the_operator_makes_of_the_tfjob(lists_evaluator):
+def test_the_tf_config_made_by_the_operator_is_valid(lists_evaluator):
     replicas = resources()["TFJob"]["spec"]["tfReplicaSpecs"]
     cluster = {
         role.lower(): [f"tfrl-{role.lower()}-{index}.default.svc:2222" for index in range(spec["replicas"])]
@@ -335,7 +335,7 @@ def test_only_the_workers_reach_each_other_and_the_operator_of_ray_the_page_of_j
 
 
 @pytest.mark.parametrize("role", ["job", "Chief", "Worker", "Evaluator"])
-def test_pods_share_the_log_folder_and_have_as_long_to_save_as_the_launchers_workers(role):
+def test_pods_share_the_log_folder_and_have_time_to_save(role):
     spec = pods()[role]["spec"]
     claim = resources()["PersistentVolumeClaim"]
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]

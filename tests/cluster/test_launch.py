@@ -15,7 +15,7 @@ from cluster import places
 from tfrl.workers import tf_config
 
 
-def test_workers_share_the_machine_and_their_output_says_whose_it_is(tmp_path):
+def test_workers_share_the_machine_and_their_output_has_prefixes(tmp_path):
     program = 'print(json.dumps(dict(os.environ))); print("to stderr", file=sys.stderr)'
     environ = {"OMP_NUM_THREADS": "", "TF_NUM_INTRAOP_THREADS": ""}
     launch = Launch(tmp_path, program, workers=3, environ=environ)
@@ -87,7 +87,7 @@ import socket
 """
 
 
-def test_it_waits_four_times_as_long_each_time_but_not_after_a_checkpoint(tmp_path):
+def test_waits_for_restarts_grow_fourfold_until_a_checkpoint(tmp_path):
     program = SAVES + "note(time.monotonic())\nif starts == 3: saved(); time.sleep(0.2)\nsys.exit(75)"
     launch = Launch(tmp_path, program, "--restart-wait", "0.2", workers=1)
     code, _, err = launch.end()
@@ -115,7 +115,7 @@ def test_restarts_count_afresh_after_each_checkpoint(tmp_path):
     assert (code, len(launch.pids(0)), err.count("(restart 1 of 1)")) == (0, 5, 4)
 
 
-def test_a_failure_of_the_trainers_own_is_not_tried_again(tmp_path):
+def test_a_trainers_own_failure_is_not_restarted(tmp_path):
     """The others have lost a peer then, and may be the first to say so."""
     launch = Launch(tmp_path, "time.sleep(0.4 * task); sys.exit(75 if task == 0 else 1)")
     code, _, err = launch.end()
@@ -161,7 +161,7 @@ while True:
 
 
 @pytest.mark.parametrize("lost", [("stdout",), ("stdout", "stderr")])
-def test_workers_do_their_work_when_nobody_reads_what_they_say(tmp_path, lost):
+def test_workers_train_when_nobody_reads_their_output(tmp_path, lost):
     program = """
 for _ in range(5):
     print("said"); print("complained", file=sys.stderr)
@@ -176,7 +176,7 @@ note("done")
     assert len(launch.pids(0)) == 2 and launch.notes(0)[-1] == "done"
 
 
-def test_bad_settings_are_told_once_and_not_tried_again(tmp_path):
+def test_bad_settings_are_reported_once_and_not_restarted(tmp_path):
     launch = Launch(tmp_path, 'print("error: --lr is -1", file=sys.stderr); sys.exit(2)')
     code, _, err = launch.end()
     assert code == 2
@@ -213,7 +213,7 @@ def test_bad_flags_are_refused_in_one_sentence(flags, words):
         assert word in done.stderr
 
 
-def test_a_command_that_does_not_exist_is_told_and_not_tried_again():
+def test_a_missing_command_is_reported_and_not_restarted():
     done = subprocess.run(
         [*LAUNCH, "--workers", "1", "--", "no-such"], cwd=ROOT, capture_output=True, text=True
     )

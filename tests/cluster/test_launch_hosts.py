@@ -58,7 +58,7 @@ def test_hosts_get_the_same_directory_and_environment(tmp_path):
 
 @pytest.mark.parametrize("seconds", [0, 0.1, 1])
 @pytest.mark.parametrize("code", [255, 0])
-def test_an_ssh_that_ends_early_is_a_failure_that_is_told(tmp_path, seconds, code):
+def test_an_ssh_that_ends_early_is_reported_as_a_failure(tmp_path, seconds, code):
     """Whether or not the order could be written to it, and whatever it says itself."""
     environ = ssh_that(tmp_path, f"sleep {seconds}; exit {code}")
     launch = Launch(tmp_path, "", "--hosts", "a,b", "--max-restarts", "1", environ=environ)
@@ -69,7 +69,7 @@ def test_an_ssh_that_ends_early_is_a_failure_that_is_told(tmp_path, seconds, cod
     assert last.endswith("no restarts are left (--max-restarts 1)")
 
 
-def test_an_ssh_that_dies_at_once_is_never_taken_for_success(tmp_path):
+def test_an_ssh_that_dies_at_once_is_never_a_success(tmp_path):
     """The order may come before it ends or after: with many tries, each of them in both ways."""
     environ = ssh_that(tmp_path, "exit 255")
     for _ in range(6):
@@ -79,7 +79,7 @@ def test_an_ssh_that_dies_at_once_is_never_taken_for_success(tmp_path):
 
 
 @pytest.mark.parametrize(("missing", "words"), [("folder", "cannot enter the folder "), ("agent", "python")])
-def test_a_host_without_the_folder_or_the_code_is_told_so(tmp_path, missing, words):
+def test_a_host_without_the_folder_or_the_code_is_reported(tmp_path, missing, words):
     """Neither is a worker that refused its settings, as its exit code 2 would be."""
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -196,6 +196,6 @@ def test_a_host_that_ssh_cannot_reach_is_named(tmp_path):
     assert (code, "worker 0 on no-such-host.invalid is out of reach" in err) == (1, True)
 
 
-def test_the_environment_that_goes_to_hosts():
+def test_hosts_get_only_variables_that_affect_training():
     given = {"TFRL_A": "1", "PATH": "/bin", "TF_CPP_MIN_LOG_LEVEL": "2", "AWS_SECRET": "x", "HOME": "/h"}
     assert launch.passed_on(given).keys() == {"TFRL_A", "PATH", "TF_CPP_MIN_LOG_LEVEL"}

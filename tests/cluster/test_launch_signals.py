@@ -102,7 +102,7 @@ def test_a_launcher_that_nohup_started_outlives_its_terminal(tmp_path):
     assert launch.end()[0] == 130
 
 
-def test_workers_that_were_told_directly_end_the_run(tmp_path):
+def test_a_signal_to_the_workers_ends_the_run(tmp_path):
     launch = Launch(tmp_path, SAVE)
     launch.wait_for("ready")
     for worker in (0, 1):
@@ -204,7 +204,7 @@ def test_workers_save_and_end_when_the_launcher_is_killed(tmp_path):
 
 
 @pytest.mark.parametrize(("grace", "end"), [(0.5, "signal 15"), (60.0, "saved")])
-def test_a_worker_whose_launcher_is_gone_has_the_grace_of_its_order_to_save(tmp_path, grace, end):
+def test_a_worker_without_its_launcher_has_time_to_save(tmp_path, grace, end):
     program = SAVE.replace("time.sleep(0.3)", "time.sleep(1.5); note('saved')")
     order = {
         "command": [sys.executable, "-S", "-c", PRELUDE + program, str(tmp_path)],
@@ -234,7 +234,7 @@ def test_a_worker_dies_with_its_agent_and_all_start_again(tmp_path):
     assert (code, "worker 1 died (killed by signal 9); restarting" in err) == (143, True)
 
 
-def test_what_a_worker_leaves_behind_is_ended_with_it(tmp_path):
+def test_child_processes_of_a_worker_end_with_it(tmp_path):
     program = """
 import subprocess
 note(f"child {subprocess.Popen(['sleep', '60']).pid}")

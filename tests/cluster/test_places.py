@@ -18,7 +18,7 @@ def test_a_users_own_thread_counts_are_kept():
     ("cores", "workers", "shares"),
     [(2, 2, [1, 1]), (8, 3, [3, 3, 2]), (1, 2, [1, 1]), (7, 1, [7]), (5, 4, [2, 1, 1, 1])],
 )
-def test_thread_shares(cores, workers, shares):
+def test_cores_are_shared_out_among_workers(cores, workers, shares):
     assert places.thread_shares(cores, workers) == shares
 
 
@@ -60,6 +60,6 @@ def test_gpus_are_shared_out(tmp_path):
         ("[::1]", "::1", "[::1]:2222"),
     ],
 )
-def test_hosts(host, target, address):
+def test_hosts_are_read_with_users_and_ports(host, target, address):
     (place,) = places.remote_places([host], 2222)
     assert (place.host, tf_config.read(place.environment).workers) == (target, (address,))

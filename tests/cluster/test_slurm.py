@@ -40,7 +40,7 @@ def test_the_slurm_script_makes_tf_config_from_the_node_list(tools):
     ("code", "restarts", "requeued"),
     [("143", "9", True), ("75", "0", True), ("137", "2", True), ("75", "3", False), ("2", "0", False)],
 )
-def test_the_slurm_script_requeues_what_can_go_on(tools, code, restarts, requeued):
+def test_the_slurm_script_requeues_runs_that_can_continue(tools, code, restarts, requeued):
     done = run_sbatch(tools, EXIT_CODE=code, SLURM_RESTART_COUNT=restarts)
     assert done.returncode == int(code)
     assert ("requeued 123456" in done.stdout) == requeued

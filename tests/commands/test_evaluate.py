@@ -66,7 +66,7 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.parametrize("out", ["no/such/folder.json", "."])
-def test_a_file_that_cannot_be_written_is_told_before_playing(run, tmp_path, out, monkeypatch):
+def test_an_unwritable_file_is_reported_before_the_evaluation(run, tmp_path, out, monkeypatch):
     monkeypatch.setattr(evaluate, "evaluate_levels", None)
     assert "cannot write" in refusal(evaluate.main, [str(run), "--out", str(tmp_path / out)])
 
@@ -125,7 +125,7 @@ def test_an_evaluation_leaves_the_rest_of_a_gpu_to_others_and_computes_in_float3
 
 
 @pytest.mark.parametrize("how", ["sample", "greedy"])
-def test_actions_are_drawn_unless_the_likeliest_are_wanted(run, how):
+def test_actions_are_drawn_unless_greedy(run, how):
     source = policy.find(run, "last")
     flags = ["--greedy"] if how == "greedy" else []
     assert evaluate.main([str(run), "--episodes", "20", "--levels", "train", *flags]) == 0
@@ -174,7 +174,7 @@ def test_the_best_policy_is_kept_until_a_better_one(run, tmp_path):
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-def test_a_best_policy_that_cannot_be_written_leaves_the_one_before_and_nothing_else(tmp_path):
+def test_a_failed_write_of_the_best_policy_keeps_the_previous_one(tmp_path):
     made = make_run(tmp_path, total_steps=40_000)
     weights = {"actor/head/bias": np.zeros(3, np.float32)}
     policy.keep_best(made, weights, score=1.0, env_steps=10)
@@ -287,7 +287,7 @@ def test_mp4_is_written_beside_a_setuptools_without_pkg_resources(tmp_path, monk
     assert len(read_mp4(tmp_path / "video.mp4")) == 1
 
 
-def test_what_the_encoder_says_is_the_error(tmp_path):
+def test_the_encoders_message_is_the_error(tmp_path):
     writer = video.Writer(tmp_path / "missing" / "video.mp4", fps=15)
     writer.append(pictures(1)[0])
     with pytest.raises(OSError, match="No such file"):

@@ -57,7 +57,7 @@ def test_catch_is_learned(tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_that_is_killed_and_stopped_ends_with_the_weights_of_one_that_was_not(whole, tmp_path):
+def test_a_killed_and_stopped_run_ends_with_undisturbed_weights(whole, tmp_path):
     folder, moment = tmp_path / "killed", random.SystemRandom()
     ended = []
     for kill, at in ((signal.SIGKILL, moment.randint(1, 4)), (signal.SIGTERM, moment.randint(5, 8))):
@@ -79,7 +79,7 @@ def without_times(found):
 
 
 @pytest.mark.long
-def test_two_workers_are_the_same_run_bit_for_bit(whole, tmp_path):
+def test_two_workers_give_the_results_of_one_process(whole, tmp_path):
     flags = [*SHORT, "--total-steps", UPDATES * UPDATE, "--logdir", tmp_path, "--run-name", "two"]
     command = ["-m", "tfrl.impala", *map(str, flags)]
     for code, output in run_workers(command, command, **THREADS):
@@ -106,7 +106,7 @@ def test_two_workers_are_the_same_run_bit_for_bit(whole, tmp_path):
         (["--env", "coinrun", "--normalize-observations"], ["--normalize-observations is for vectors"]),
     ],
 )
-def test_impossible_settings_are_one_sentence(flags, parts):
+def test_impossible_settings_give_a_one_sentence_error(flags, parts):
     assert_refused(Answer(*flags, module="tfrl.impala"), *parts)
 
 

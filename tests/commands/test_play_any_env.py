@@ -109,7 +109,7 @@ def test_a_random_policy_is_recorded_without_a_run(env, tmp_path):
         record.main(["--random", env, "--levels", "train"])
 
 
-def test_an_env_is_drawn_apart_as_it_is_here():
+def test_a_separate_process_draws_the_same_frames():
     """Step by step, with its state; that it needs no OpenGL makes the test fast."""
     spec = EnvSpec("Pendulum-v1", num_envs=3, seed=4, render=True)
     here, apart = GymnasiumVec(spec, [0, 2]), SubprocessVecEnv(GymnasiumVec, spec, [0, 2])
@@ -126,7 +126,7 @@ def test_an_env_is_drawn_apart_as_it_is_here():
     assert apart._processes[0]._process.returncode == 0
 
 
-def test_a_process_that_draws_and_dies_is_one_sentence():
+def test_a_process_that_draws_and_dies_gives_a_one_sentence_error():
     apart = SubprocessVecEnv(GymnasiumVec, EnvSpec("Pendulum-v1", num_envs=1, seed=4, render=True), [0])
     apart._processes[0]._process.kill()
     apart.act(np.zeros((1, 1), np.float32))
@@ -158,7 +158,7 @@ def test_mujoco_is_drawn_beside_tensorflow(tmp_path):
 # Windows
 
 
-def test_a_window_without_a_display_is_one_sentence_before_tensorflow(tmp_path):
+def test_a_window_without_a_display_gives_a_one_sentence_error_before_tensorflow(tmp_path):
     plain = {name: value for name, value in os.environ.items() if "DISPLAY" not in name}
     command = [sys.executable, "-m", "tfrl.record", "--random", "CartPole-v1", "--window"]
     done = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=60)
@@ -223,7 +223,7 @@ def test_random_actions_are_uniform(spec):
         assert actions.min() >= -1 and actions.max() <= 1
 
 
-def test_players_see_vectors_as_they_are():
+def test_players_see_raw_vectors():
     spec = EnvSpec("CartPole-v1", num_envs=2, seed=1)
     seen = []
     player = Acting(lambda o, u: seen.append(o.dtype) or np.zeros(len(o), np.int32))

@@ -45,7 +45,7 @@ def test_a_run_leaves_the_promised_files(alone):
 
 
 @pytest.mark.long
-def test_two_workers_are_the_same_run(alone, tmp_path):
+def test_two_workers_give_the_results_of_one_process(alone, tmp_path):
     flags, folder = alone
     command = ["-m", "tfrl.ppo", *flags, "--logdir", str(tmp_path), "--run-name", "pair"]
     ends = run_workers(command, command)
@@ -56,7 +56,7 @@ def test_two_workers_are_the_same_run(alone, tmp_path):
 
 
 @pytest.mark.long  # catch and procgen are killed in test_resume.py
-def test_a_killed_run_goes_on_to_the_same_weights(alone, tmp_path):
+def test_a_killed_run_resumes_to_equal_weights(alone, tmp_path):
     flags, folder = alone
     killed = Training(tmp_path / "killed", *flags)
     killed.wait_until(2 * 256)

@@ -22,7 +22,7 @@ def train(folder, *flags):
     return results(folder)
 
 
-def test_it_learns_and_ends_when_it_is_solved(tmp_path):
+def test_reinforce_learns_and_ends_when_solved(tmp_path):
     folder = tmp_path / "run"
     flags = ("--observers", 0, "--solved-at", 150, "--eval-episodes", 16)
     code, stdout, stderr = train_here(folder, *flags, module="tfrl.reinforce")
@@ -36,7 +36,7 @@ def test_it_learns_and_ends_when_it_is_solved(tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_that_is_killed_and_stopped_ends_with_the_weights_of_one_that_was_not(tmp_path):
+def test_a_killed_and_stopped_run_ends_with_undisturbed_weights(tmp_path):
     folder = tmp_path / "killed"
     for kill, more, code in ((signal.SIGKILL, 1000, -signal.SIGKILL), (signal.SIGTERM, 1500, 143)):
         training = Reinforce(folder, *SHORT, "--total-steps", 10**8, "--dropout", 0.3)
@@ -60,7 +60,7 @@ def test_a_run_that_is_killed_and_stopped_ends_with_the_weights_of_one_that_was_
         (["--dropout", 1], ["--dropout must be at least 0"]),
     ],
 )
-def test_impossible_settings_are_one_sentence(flags, parts):
+def test_impossible_settings_give_a_one_sentence_error(flags, parts):
     assert_refused(Answer(*flags, module="tfrl.reinforce"), *parts)
 
 

@@ -58,7 +58,7 @@ def page(logdir):
     return (logdir / "report.html").read_text()
 
 
-def test_it_is_one_file_with_all_plots(logdir, page):
+def test_the_report_is_one_file_with_all_plots(logdir, page):
     parsed = Page(page)
     assert [i for i in parsed.images if i] == list(PLOTS)
     assert all(reference.startswith("data:") for reference in parsed.references)
@@ -69,7 +69,7 @@ def test_it_is_one_file_with_all_plots(logdir, page):
         assert grey.std() > 5  # something is drawn
 
 
-def test_it_tells_where_runs_differ_and_what_they_came_to(logdir, page):
+def test_the_report_shows_differences_and_results(logdir, page):
     assert "--lr" in page and "0.001" in page
     run = runs.load(logdir / "coinrun-seed1")
     assert f"{run.final_return('test'):.2f}" in page
@@ -100,7 +100,7 @@ def test_runs_are_grouped_by_settings_not_by_seed(logdir):
     ]
 
 
-def test_sixteen_games_of_three_seeds(tmp_path):
+def test_a_report_of_sixteen_games_and_three_seeds_takes_under_20_seconds(tmp_path):
     for env in games():
         for seed in (1, 2, 3):
             run = make_run(tmp_path, env, seed, total_steps=1_000_000)
@@ -207,7 +207,7 @@ NO_PROGRESS += [endless_line, infinite_progress]
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("damage", BROKEN)
-def test_a_folder_that_is_no_run_is_one_sentence(command, damage, tmp_path):
+def test_a_folder_that_is_no_run_gives_a_one_sentence_error(command, damage, tmp_path):
     run = make_run(tmp_path, total_steps=40_000)
     damage(run)
     with pytest.raises(UserError) as error:
@@ -234,7 +234,7 @@ def test_a_run_without_progress_has_no_report(damage, tmp_path):
 
 @pytest.mark.parametrize("command", ["evaluate", "record"])
 @pytest.mark.parametrize("checkpoint", ["last", "best", "7", "newest"])
-def test_a_run_without_weights_is_one_sentence(command, checkpoint, tmp_path):
+def test_a_run_without_weights_gives_a_one_sentence_error(command, checkpoint, tmp_path):
     run = make_run(tmp_path, total_steps=40_000)
     with pytest.raises(UserError):
         importlib.import_module(f"tfrl.{command}").main([str(run), "--checkpoint", checkpoint])
@@ -250,7 +250,7 @@ def test_a_half_written_row_and_damaged_results_are_left_out(tmp_path):
     assert np.isfinite(runs.load(run).final_return("test"))
 
 
-def test_results_of_a_shorter_run_are_not_of_the_run_that_went_on(tmp_path):
+def test_results_of_a_run_that_was_extended_are_ignored(tmp_path):
     """As when it is killed between the last row of progress.csv and its own results."""
     shorter = make_run(tmp_path, total_steps=100_000)
     of_shorter = (shorter / "results.json").read_text()
@@ -322,7 +322,7 @@ def test_a_supervised_run_is_named_as_one(tmp_path, command):
         importlib.import_module(f"tfrl.{command}").main([str(supervised_run(tmp_path))])
 
 
-def test_a_supervised_run_beside_others_is_passed_over(tmp_path):
+def test_a_supervised_run_beside_others_is_skipped(tmp_path):
     ours = make_run(tmp_path, total_steps=40_000)
     supervised_run(tmp_path)
     assert runs.find([tmp_path]) == [ours]

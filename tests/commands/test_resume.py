@@ -95,7 +95,7 @@ def test_the_same_command_resumes_a_killed_run(stopped):
 
 
 @pytest.mark.parametrize(("how", "expected"), [("SIGINT", 130), ("SIGTERM", 143), ("stop file", 0)])
-def test_a_run_that_is_told_to_stop_saves_and_tells_by_its_exit_code(stopped, how, expected):
+def test_a_stopped_run_saves_and_its_exit_code_says_so(stopped, how, expected):
     code, stdout, stderr = stopped[how]
     assert code == expected
     assert "Stopped, saved at" in stdout and "Traceback" not in stdout + stderr
@@ -106,13 +106,13 @@ def test_the_stop_file_is_removed(stopped):
     assert not (stopped["folder"] / "stop").exists()
 
 
-def test_a_damaged_checkpoint_is_passed_over_with_a_message(stopped):
+def test_a_damaged_checkpoint_is_skipped_with_a_message(stopped):
     code, stdout, stderr = stopped["stop file"]
     assert stopped["damaged"] in stdout + stderr and "warning: " in stdout + stderr
     assert "Traceback" not in stdout + stderr
 
 
-def test_a_stopped_run_may_be_ended_where_it_stands(stopped):
+def test_a_stopped_run_can_be_completed_at_its_present_length(stopped):
     assert stopped["end"][0] == 0, stopped["end"]
     assert results(stopped["folder"])["eval"]["test"]["episodes"] == 16
     assert (stopped["folder"] / "export" / "weights.npz").exists()
@@ -128,7 +128,7 @@ def test_a_run_stopped_in_every_way_equals_an_undisturbed_run(stopped, unbroken)
     assert learned(stopped["folder"]) == learned(unbroken["folder"])
 
 
-def test_the_results_tell_where_the_run_went_on(stopped, unbroken):
+def test_the_results_list_the_steps_of_each_resume(stopped, unbroken):
     resumed_at = results(stopped["folder"])["resumed_at"]
     # Where the damaged checkpoint's process went on is forgotten with it, unless it had saved another before.
     assert len(resumed_at) in (3, 4) and resumed_at == sorted(resumed_at)
@@ -137,13 +137,13 @@ def test_the_results_tell_where_the_run_went_on(stopped, unbroken):
     assert results(unbroken["folder"])["resumed_at"] == [unbroken["shorter"]]
 
 
-def test_each_update_stands_once_in_progress_csv(stopped):
+def test_each_update_has_one_row_in_progress_csv(stopped):
     steps = [int(row["env_steps"]) for row in rows(stopped["folder"])]
     assert steps == list(range(CATCH_UPDATE, stopped["total"] + 1, CATCH_UPDATE))
 
 
 @pytest.mark.parametrize("what", ["observations", "first"])
-def test_envs_that_show_something_else_than_when_they_were_saved_are_refused(small, tmp_path, what):
+def test_restored_envs_with_other_observations_are_refused(small, tmp_path, what):
     """As those of another build of procgen would, which takes the same states."""
     from tfrl.algorithms.ppo import PPOAgent
     from tfrl.run.console import Console
@@ -171,7 +171,7 @@ def test_a_complete_run_is_left_as_it_is(unbroken):
     assert unbroken["first results"] == unbroken["again results"]
 
 
-def test_a_complete_run_that_goes_on_keeps_its_evaluation(unbroken):
+def test_an_extended_run_keeps_its_evaluations(unbroken):
     evaluated = {
         int(row["env_steps"]): float(row["eval_test/return"])
         for row in rows(unbroken["folder"])
@@ -194,7 +194,7 @@ def test_nothing_but_what_the_console_shows_is_printed(stopped, unbroken):
 
 @pytest.mark.long
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_breaks_the_last_evaluation_off(tmp_path, signum):
+def test_a_signal_interrupts_the_last_evaluation(tmp_path, signum):
     """It would take minutes; it goes on when the last update has its checkpoint but no row."""
     folder = tmp_path / "evaluating"
     short = [*CATCH, "--total-steps", 2 * CATCH_UPDATE]
@@ -220,7 +220,7 @@ def test_a_signal_breaks_the_last_evaluation_off(tmp_path, signum):
 
 
 @pytest.mark.long
-def test_a_second_signal_ends_at_once_and_tells_that_nothing_was_saved(tmp_path):
+def test_a_second_signal_exits_at_once_and_says_that_nothing_was_saved(tmp_path):
     """In the first update, which traces, and is made long."""
     training = Training(
         tmp_path / "ended", *CATCH, "--num-steps", 1024, "--epochs", 1000, "--total-steps", ENDLESS

@@ -30,7 +30,7 @@ def test_the_state_of_a_run_is_that_of_its_files_and_its_lock(tmp_path):
     assert cells[1:3] == ["16,384", "33%"] and cells[5].endswith(" s ago")
 
 
-def test_all_runs_are_shown_with_those_below_and_the_damaged(tmp_path, capsys, monkeypatch):
+def test_status_lists_nested_and_damaged_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     damaged = make_run(tmp_path, seed=3, total_steps=40_000)
     (damaged / "config.yaml").write_text(json.dumps({"nothing": 1}))
@@ -47,7 +47,7 @@ def test_all_runs_are_shown_with_those_below_and_the_damaged(tmp_path, capsys, m
         status.main([str(tmp_path / "nowhere")])
 
 
-def test_the_folders_of_a_run_are_no_runs(tmp_path, capsys):
+def test_folders_inside_a_run_are_not_listed(tmp_path, capsys):
     kept = make_run(tmp_path, total_steps=40_000) / "policies" / "16384"
     kept.mkdir(parents=True)
     (kept / "config.yaml").write_text((kept.parents[1] / "config.yaml").read_text())

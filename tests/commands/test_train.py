@@ -80,7 +80,7 @@ def test_tensorflow_prints_nothing(finished):
 # Its folder
 
 
-def test_the_folder_holds_what_is_promised(run):
+def test_the_folder_has_the_promised_files(run):
     names = {path.name for path in run.iterdir()}
     events = {name for name in names if name.startswith("events.out.tfevents.")}
     assert len(events) == 1
@@ -145,7 +145,7 @@ def test_results_json_has_the_promised_keys(run):
         )
 
 
-def test_tensorboards_reader_finds_what_progress_csv_holds(run):
+def test_tensorboard_has_the_values_of_progress_csv(run):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
@@ -207,7 +207,7 @@ def test_weights_and_savedmodel_are_the_same_policy_and_it_catches_the_ball(run)
 # How bad runs end
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(tmp_path):
+def test_a_nan_loss_ends_the_run_and_keeps_the_checkpoint(tmp_path):
     folder = tmp_path / "diverging"
     settings = "--env catch --torso cookbook --precision float32 --num-envs 8 --num-steps 16 --epochs 1"
     settings = [*settings.split(), "--num-minibatches", 1, "--checkpoint-every", 1, "--total-steps", 1280]

@@ -102,7 +102,7 @@ def test_an_unknown_flag_is_refused_with_the_nearest_known_one(algorithm, flags,
         ("xyzzy", ""),
     ],
 )
-def test_an_unknown_algorithm_is_told_with_the_nearest_known_one(word, hint):
+def test_an_unknown_algorithm_is_refused_with_the_nearest_known_one(word, hint):
     assert f"there is no algorithm '{word}'{hint}; known: ppo" in refusal(reader, word)
 
 
@@ -125,7 +125,7 @@ PLAIN |= dict.fromkeys(("dqn", "sac"), "default")
     [["--actors", "2"], ["--lag", "3"], ["--lag", "3", "--actors", "4"], ["--actors", "2", "--free-running"]],
     ids=" ".join,
 )
-def test_a_run_with_actors_goes_on_without_them_and_with_others_as_it_began(algorithm, flags, tmp_path):
+def test_a_resumed_run_may_have_other_actors_and_keeps_its_lag(algorithm, flags, tmp_path):
     """Its lag and its envs are not typed again; what is typed wins."""
     of, plain, began = begun(algorithm, tmp_path, *flags)
     plain += ["--free-running"] if began.free_running else []
@@ -141,7 +141,7 @@ def test_a_run_with_actors_goes_on_without_them_and_with_others_as_it_began(algo
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "drac"])
-def test_a_run_without_actors_goes_on_with_some_in_turn_as_it_began(algorithm, tmp_path):
+def test_a_resumed_run_may_get_actors_and_keeps_its_lag(algorithm, tmp_path):
     of, plain, began = begun(algorithm, tmp_path)
     assert began.lag == 0
     config = of.parse([*plain, "--actors", "4"])
@@ -165,7 +165,7 @@ def test_the_default_number_of_envs_divides_by_the_actors(algorithm, actors, env
     assert reader(algorithm).parse(flags).num_envs == envs
 
 
-def test_a_presets_envs_are_its_own_and_a_file_is_taken_as_what_it_changes(tmp_path):
+def test_a_preset_keeps_its_envs_and_a_file_only_changes_what_it_names(tmp_path):
     of = reader("dqn")
     assert of.parse(["--env", "catch", "--actors", "4"]).num_envs == 16
     for flags, envs in (([], 16), (["--actors", "4"], 8)):  # one env follows from the default preset

@@ -39,7 +39,7 @@ def test_help_has_learners_and_no_actors(capsys):
     assert "--learners" in said and "--actors" not in said and "--lag" not in said
 
 
-def test_the_authors_protocol_of_hard_levels_has_none_that_are_unseen():
+def test_the_hard_preset_of_ppg_has_no_unseen_levels():
     config = ppg.READER.parse(["--preset", "openai-hard"])
     assert (config.num_levels, config.total_steps, config.num_envs) == (0, 100_000_000, 256)
     assert config.distribution_mode == "hard" and not config.has_unseen_levels

@@ -55,7 +55,7 @@ def test_minibatches_by_number_or_by_size(line, rows, steps):
     assert (config.steps_per_update, config.rows_per_step, config.steps_per_epoch) == (1024, rows, steps)
 
 
-def test_hidden_layers():
+def test_hidden_is_read_as_the_units_of_each_layer():
     assert ppo("--hidden 32").torso_options["hidden"] == (32,)
     assert ppo("--hidden=256,128,64 --activation relu").torso_options == {
         "hidden": (256, 128, 64),
@@ -200,7 +200,7 @@ def test_a_file_of_another_trainer_is_refused(tmp_path):
     assert refusal(settings.from_yaml, path) == known
 
 
-def test_a_file_that_names_no_algorithm_is_ppos(tmp_path):
+def test_a_file_without_an_algorithm_is_read_as_ppos(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(parse(["--lr", "1e-4"])).replace("algorithm: ppo\n", ""))
     assert settings.from_yaml(path) == parse(["--lr", "1e-4"])

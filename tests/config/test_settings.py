@@ -37,7 +37,7 @@ def test_the_defaults_are_the_published_ones():
     assert (config.lr, config.gamma, config.gae_lambda, config.entropy_coef) == (5e-4, 0.999, 0.95, 0.01)
 
 
-def test_derived_settings():
+def test_the_numbers_of_steps_and_updates_are_derived():
     config = parse(["--num-envs", "4", "--num-steps", "8", "--total-steps", "65", "--logdir", "there"])
     assert config.steps_per_update == 32
     assert config.num_updates == 3
@@ -79,7 +79,7 @@ def test_spellings_of_a_game(spelled):
         (["--env", "chaser", "--distribution-mode", "extreme"], "distribution_mode", "extreme"),
     ],
 )
-def test_flags(argv, name, value):
+def test_each_flag_sets_its_field(argv, name, value):
     got = getattr(parse(argv), name)
     assert got == value and type(got) is type(value)
 
@@ -151,7 +151,7 @@ def test_yaml_round_trip(tmp_path, argv):
 
 
 @pytest.mark.parametrize("algorithm", [*config.ALGORITHMS, "resnet"])
-def test_a_file_of_settings_says_what_each_is_and_is_read_back_unchanged(tmp_path, algorithm):
+def test_a_settings_file_has_help_as_comments_and_is_read_back_unchanged(tmp_path, algorithm):
     reader = resnet.supervised.config.READER if algorithm == "resnet" else config.reader(algorithm)
     settings = reader.parse(["--run-name", "007 # not: a comment"])
     text = to_yaml(settings)
@@ -166,7 +166,7 @@ def test_a_file_of_settings_says_what_each_is_and_is_read_back_unchanged(tmp_pat
     assert max(map(len, lines)) <= 100
 
 
-def test_the_comment_of_a_setting_is_that_of_the_class_that_words_it_last():
+def test_the_comment_of_a_setting_comes_from_the_most_derived_class():
     text = to_yaml(parse([]))
     assert "# Updates between checkpoints.\ncheckpoint_every: 10\n" in text
     assert "None: ENV-seedSEED for PPO" in " ".join(text.replace("# ", "").split())
@@ -179,7 +179,7 @@ def test_a_saved_default_name_follows_the_flags(tmp_path):
     assert parse(["--config", named, "--seed", "2"]).run_name == "mine"
 
 
-def test_print_config(tmp_path, capsys):
+def test_print_config_prints_all_settings_and_exits(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         parse(["--print-config", "--seed", "4"])
     assert ended.value.code == 0
@@ -236,7 +236,7 @@ def test_the_command_tfrl_runs_each_command_of_the_package():
     assert "there is no command evaluat; known: ppo" in refusal(overview.main, ["evaluat"])
 
 
-def test_an_unknown_command_module_is_one_sentence():
+def test_an_unknown_command_module_gives_a_one_sentence_error():
     done = subprocess.run(
         [sys.executable, "-m", "tfrl.a2c", "--env", "catch"], capture_output=True, text=True, check=False
     )
@@ -340,7 +340,7 @@ BAD_FLAGS = [
 
 
 @pytest.mark.parametrize(("command", "sentence"), BAD_FLAGS, ids=[command[:60] for command, _ in BAD_FLAGS])
-def test_bad_flags(command, sentence):
+def test_bad_flags_are_refused_with_their_sentence(command, sentence):
     assert sentence in refusal(parse, command.split())
 
 
@@ -381,11 +381,11 @@ BAD_FILES = [
 
 
 @pytest.mark.parametrize(("text", "sentence"), BAD_FILES, ids=[text[:60] for text, _ in BAD_FILES])
-def test_bad_files(tmp_path, text, sentence):
+def test_bad_files_are_refused_with_their_sentence(tmp_path, text, sentence):
     assert sentence in refusal(parse, ["--config", settings_file(tmp_path, text)])
 
 
-def test_a_file_that_is_not_text(tmp_path):
+def test_a_file_that_is_not_text_is_refused(tmp_path):
     path = tmp_path / "settings.yaml"
     path.write_bytes(b"\xff\xfe\x00\x80")
     assert "it is not text" in refusal(parse, ["--config", str(path)])
@@ -427,7 +427,7 @@ def test_a_rollout_larger_than_the_memory_is_refused_with_its_size():
     check_memory(games, 64, 256, 1)
 
 
-def test_running_out_of_memory_is_one_sentence(capsys):
+def test_running_out_of_memory_gives_a_one_sentence_error(capsys):
     with pytest.raises(SystemExit) as ended:
         endings.run(lambda arguments: np.empty(2**60, np.uint8).size)
     assert ended.value.code == 1

@@ -74,7 +74,7 @@ def test_a_sweep_ignores_a_run_with_the_same_flags(tmp_path, monkeypatch):
     assert [sweep.config(trial).num_envs for trial in sweep.trials] == [8, 8]
 
 
-def test_changed_values_stay_between_the_ends():
+def test_changed_values_stay_within_the_range():
     assert Sampled("gamma", "uniform", (0.9, 0.99)).inside(1.2 * 0.95) == 0.99
     assert Sampled("epochs", "uniform", (4, 9)).inside(0.8 * 7) == 6
 
@@ -147,7 +147,7 @@ def test_the_command_refuses_before_anything_starts(tmp_path):
     assert not (tmp_path / "sweep").exists()
 
 
-def test_a_folder_belongs_to_one_sweep(tmp_path):
+def test_another_sweep_is_refused_in_the_same_folder(tmp_path):
     one, other = (planned(grids=[f"lr={values}"]) for values in ("1e-3", "1e-4"))
     for _ in range(2):
         tune._claim(tmp_path, one)

@@ -63,7 +63,7 @@ def by_hand(name, index, actions, seed=3):
 @pytest.mark.parametrize(
     "name", [*CLASSIC[:2], "InvertedDoublePendulum-v5", "HalfCheetah-v5", made("Hidden")]
 )
-def test_it_is_a_loop_over_gymnasiums_envs_bit_for_bit(name):
+def test_the_vector_env_equals_a_loop_over_gymnasiums_envs(name):
     env = vector(name, [0, 5])
     steps = [env.observe(), *play(env, 210)]
     generator, spec = np.random.default_rng(0), env.action_spec
@@ -204,7 +204,7 @@ def test_final_observations_come_in_the_order_of_the_envs():
 
 
 @pytest.mark.parametrize("name", ["Unseeded", "Counting", "LateUnseeded"])
-def test_an_env_that_no_seed_brings_back_begins_its_episode_anew(name):
+def test_an_env_that_a_seed_does_not_repeat_begins_a_new_episode(name):
     """At the last observation the episode counts as truncated, so a learner takes its value for the rest."""
     env = vector(made(name), [4])
     running = 0

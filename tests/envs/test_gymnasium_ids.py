@@ -49,7 +49,7 @@ from tfrl.envs.spec import EnvSpec
         (made("Huge64"), "between -1.7e+308 and 1.7e+308, which are hardly bounds"),
     ],
 )
-def test_a_wrong_id_is_one_sentence(name, complaint, request):
+def test_a_wrong_id_gives_a_one_sentence_error(name, complaint, request):
     package = {"box2d": "Box2D", "atari": "ale_py"}
     if any(f"[{key}]" in request.node.name and importlib.util.find_spec(package[key]) for key in package):
         pytest.skip("its package is installed")
@@ -96,7 +96,7 @@ def test_keyword_arguments_decide_what_an_env_shows():
             find_facts(made("Sized"), kwargs)
 
 
-def test_what_gymnasium_knows_of_an_id():
+def test_the_reward_threshold_of_an_id_is_gymnasiums():
     assert (reward_threshold("CartPole-v1"), reward_threshold("Pendulum-v1")) == (475.0, None)
     assert reward_threshold("CartPole-v7") is reward_threshold("coinrun") is None
 

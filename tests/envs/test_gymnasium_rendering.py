@@ -44,7 +44,7 @@ assert after.ndim == 3 and after.dtype == np.uint8 and before.std() > 10 and (be
 
 
 @pytest.mark.parametrize("gl", ["glfw", "osmesa"])
-def test_what_rendering_needs_is_named(gl, tmp_path):
+def test_missing_packages_for_rendering_are_named(gl, tmp_path):
     if gl == "osmesa" and ctypes.util.find_library("OSMesa"):
         pytest.skip("libosmesa6 is installed")
     code = "from made_envs import *\nvector('InvertedPendulum-v5', [0], render=True).render()"
@@ -53,6 +53,6 @@ def test_what_rendering_needs_is_named(gl, tmp_path):
     assert f"MUJOCO_GL is {gl}" in said and "libegl1" in said
 
 
-def test_an_env_without_pictures_says_so():
+def test_an_env_that_cannot_be_drawn_is_refused():
     with pytest.raises(ValueError, match="cannot be drawn"):
         vector(made("Hidden"), [0], render=True)

@@ -80,7 +80,7 @@ LATER_WORDS = {
 
 
 @pytest.mark.parametrize("fault", sorted(LATER))
-def test_a_fault_late_in_training_is_one_sentence(fault):
+def test_a_fault_late_in_training_gives_a_one_sentence_error(fault):
     assert LATER_WORDS.get(fault, FAULTS[fault]) in sentence(f"late-{fault}")
 
 
@@ -109,13 +109,13 @@ def test_an_image_that_a_cast_would_wrap_is_refused(shown, what, monkeypatch):
         find_facts("made_envs:made/Pixels-v0")
 
 
-def test_numbers_of_any_type_are_taken_as_before():
+def test_observations_of_any_number_type_are_accepted():
     """Lists, and ints or float64 where float32 was declared, lose nothing; large numbers are finite."""
     env = vector("made_envs:made/Lists-v0", [0, 1])
     assert [list(row) for row in play(env, 3)[-1].observation] == [[3.0, 1e9]] * 2
 
 
-def test_a_replayed_episode_that_fails_is_one_sentence(monkeypatch):
+def test_a_replayed_episode_that_fails_gives_a_one_sentence_error(monkeypatch):
     env = vector("made_envs:made/Hidden-v0", [0])
     play(env, 5)
     state = env.get_state()
@@ -146,7 +146,7 @@ def test_a_signal_that_comes_in_a_step_is_no_fault_of_the_env(monkeypatch):
         find_facts("made_envs:made/step-quits-v0")
 
 
-def test_spaces_that_are_missing_are_one_sentence():
+def test_spaces_that_are_missing_give_a_one_sentence_error():
     gymnasium.register("made/spaceless-v0", type("Spaceless", (gymnasium.Env,), {}))
     with pytest.raises(ValueError, match="made/spaceless-v0 shows a NoneType"):
         find_facts("made/spaceless-v0")

@@ -32,7 +32,7 @@ def flattened(shown):
 
 
 @pytest.mark.parametrize("space", [WHOLE, VECTORS], ids=["bytes", "floats"])
-def test_a_row_gives_what_the_env_showed(space):
+def test_unpacking_a_row_gives_the_original_observation(space):
     spec = observation_spec("It-v0", space).with_mask(6)
     generator, pack = np.random.default_rng(0), observations.Packer(spec)
     shown = [drawn(space, generator) for _ in range(20)]
@@ -61,7 +61,7 @@ def test_a_row_gives_what_the_env_showed(space):
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_an_env_of_any_space_is_one_to_the_bit_and_goes_on_exactly(name):
+def test_an_env_of_any_space_repeats_and_resumes_exactly(name):
     ours = vector(packed(name), range(2))
     played = play(ours, 40)
     spec, states = ours.observation_spec, ours.get_state()
@@ -94,7 +94,7 @@ def test_an_env_of_any_space_is_one_to_the_bit_and_goes_on_exactly(name):
         ({"pixels": np.zeros((3, 12, 12))}, "float64 [3, 12, 12] where its observation_space says uint8"),
     ],
 )
-def test_what_does_not_fit_the_space_is_one_sentence(changes, sentence):
+def test_an_observation_outside_its_space_gives_a_one_sentence_error(changes, sentence):
     pack = observations.Packer(observation_spec("It-v0", WHOLE))
     with pytest.raises(ValueError) as error:
         pack(drawn(WHOLE, np.random.default_rng(0)) | changes)
@@ -125,7 +125,7 @@ def test_the_mask_of_an_env_is_checked():
     assert mask_of("It-v0", {}, many, ends=True).all()
 
 
-def test_settings_choose_torsos_by_what_is_shown():
+def test_the_default_torso_follows_from_the_observations():
     for name, torso in (("Dict", "impala"), ("Matrix", "mlp"), ("Discrete", "mlp")):
         config = settings.reader("ppo").parse(["--env", packed(name)])
         assert config.torso == torso

@@ -30,7 +30,7 @@ PAPER_RANGES = {
 }
 
 
-def test_figures_are_of_procgens_games():
+def test_published_figures_are_of_procgens_games():
     assert tuple(published._scores()) == games()
     assert {game for game, _ in published._curves()} == {*games()}
 
@@ -48,7 +48,7 @@ def test_figures_are_of_procgens_games():
         ("catch", "easy", 1.0, None),
     ],
 )
-def test_normalized_return(env, mode, episode_return, expected):
+def test_normalized_returns_are_0_and_1_at_the_ends_of_the_range(env, mode, episode_return, expected):
     got = published.normalized_return(env, mode, episode_return)
     assert got == (None if expected is None else pytest.approx(expected))
 
@@ -79,7 +79,7 @@ def test_published_means_at_the_end(split, expected):
     assert all(abs(paper_score(g, "easy", last[g]) - paper_score(g, "easy", ends[g])) < 0.15 for g in games())
 
 
-def test_every_figure_is_read():
+def test_every_published_figure_is_read():
     """What nothing reads is not noticed when it is wrong."""
     ranges = {f"{mode}_{end}" for mode in ("easy", "hard") for end in ("min", "max")}
     read = {column for _, columns in published._FINAL.values() for column in columns.values()}
@@ -95,7 +95,7 @@ def test_every_figure_is_read():
     assert found == {row for row in published._returns() if row.env.startswith("procgen-")}
 
 
-def test_those_who_train_on_all_levels_are_compared_with_no_others():
+def test_published_returns_are_filed_under_their_levels():
     """PPG's authors and CleanRL give procgen no number of levels, which means all; auto-drac gives 200."""
     levels = {
         "CleanRL docs": "easy0",

@@ -39,7 +39,7 @@ def test_modes_are_procgens_and_begin_with_easy_and_hard(env):
 
 
 @pytest.mark.parametrize("family", registry.FAMILIES.values(), ids=registry.FAMILIES)
-def test_a_family_is_what_its_envs_are(family):
+def test_specs_of_a_family_equal_those_of_its_envs(family):
     name = (*family.names, "CartPole-v1")[0]
     env = registry.make(EnvSpec(name, num_envs=2, seed=1))
     assert (env.observation_spec, env.action_spec) == registry.specs(Task(name))
@@ -91,7 +91,7 @@ def test_no_suggestion_for_a_name_that_resembles_none():
         registry.check(Task("xqzzy"))
 
 
-def test_names_of_files_have_no_character_that_a_path_or_a_shell_takes_for_its_own():
+def test_file_names_have_no_special_characters_of_paths_or_shells():
     names = ("catch", "CartPole-v1", "dm_control/cartpole-swingup-v0", "module.of:ns/Name-v0")
     files = ("catch", "CartPole-v1", "dm_control-cartpole-swingup-v0", "module.of-ns-Name-v0")
     assert tuple(map(registry.file_name, names)) == files

@@ -82,7 +82,7 @@ def test_a_slice_of_the_global_vector_is_the_same_envs(name, indices):
 
 
 @pytest.mark.parametrize("name", ["coinrun", "catch"])
-def test_the_seed_decides_everything_and_threads_nothing(name):
+def test_results_depend_on_the_seed_and_not_on_threads(name):
     def trajectory(**changes):
         env = make(EnvSpec(**{"env": name, "num_envs": 4, "seed": 1, "num_levels": 0, **changes}))
         return play(env, drawn_actions(50, env))
@@ -144,7 +144,7 @@ def test_every_game_makes_and_steps(name):
     env.close()
 
 
-def test_levels_are_those_asked_for():
+def test_envs_play_only_the_chosen_levels():
     env = make(EnvSpec("coinrun", num_envs=16, seed=1, num_levels=3, start_level=50))
     play(env, drawn_actions(1, env))
     assert {info["level_seed"] for info in env.info()} <= {50, 51, 52}

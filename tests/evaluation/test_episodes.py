@@ -125,7 +125,7 @@ def test_any_worker_plays_the_same_episodes():
 USES = [(use, s) for use in (Use.EVALUATION, Use.RECORDING) for s in LEVEL_SETS]
 
 
-def test_training_and_all_that_looks_at_a_policy_play_other_envs_whatever_the_seeds():
+def test_training_evaluation_and_videos_use_different_env_seeds():
     """Where both play all levels, one that follows by counting would be another's with the next seed."""
     runs_seeds = [*range(300), *range(2**31 - 300, 2**31)]
     seeds = [*runs_seeds]  # training's are the runs' own
@@ -136,7 +136,7 @@ def test_training_and_all_that_looks_at_a_policy_play_other_envs_whatever_the_se
     assert min(seeds) == 0 and max(seeds) == 2**31 - 1
 
 
-def test_envs_that_look_alike_show_other_levels_and_get_other_actions():
+def test_each_use_of_each_seed_has_its_own_levels_and_random_numbers():
     """Two runs on all levels, seeds 1 and 2: what each of them plays for each use, and in training."""
     levels, noise = set(), set()
     for seed in (1, 2):
@@ -177,7 +177,7 @@ def test_the_last_seeds_are_evaluated_as_well(env, below_the_largest):
         assert play(Acting(still), spec, range(2), episodes_each=1, max_steps=3).returns.shape == (2, 1)
 
 
-def test_an_env_that_cannot_be_made_is_one_sentence(monkeypatch):
+def test_an_env_that_cannot_be_made_gives_a_one_sentence_error(monkeypatch):
     spec = EnvSpec(env="GymV21Environment-v0", num_envs=1, seed=0)
     with pytest.raises(UserError, match=r"GymV21Environment-v0.*\.$"):
         play(Acting(still), spec, [0], episodes_each=1)

@@ -33,7 +33,7 @@ def noise_of_a_run(*flags):
 
 
 @pytest.mark.parametrize("iteration_steps", [2, 4, 1000])
-def test_noise_is_as_correlated_as_it_was_asked_to_be_whatever_an_iteration_is(iteration_steps):
+def test_noise_has_the_chosen_correlation_for_any_iteration_length(iteration_steps):
     noise, first = noise_of_a_run("--iteration-steps", iteration_steps)
     goes_on = ~first[1:]
     before, after = noise[:-1][goes_on], noise[1:][goes_on]
@@ -54,7 +54,7 @@ def test_an_episode_begins_with_noise_of_its_own_and_unit_variance():
         assert np.corrcoef(found[t - 1].ravel(), found[t].ravel())[0, 1] == pytest.approx(expected, abs=0.03)
 
 
-def test_noise_goes_on_with_the_states_of_its_envs_and_older_states_have_none():
+def test_noise_continues_with_the_states_of_its_envs():
     rows = (
         np.random.default_rng(1).standard_normal((3, 4, 5)).astype(np.float32)
     )  # two of noise, three others

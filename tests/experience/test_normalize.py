@@ -77,7 +77,7 @@ class StepByStep:
 
 @pytest.mark.parametrize("envs", [1, 2, 8, 9, 33, 130])
 @pytest.mark.parametrize("share_that_ends", [0.0, 0.1, 1.0])
-def test_runs_of_earlier_versions_go_on_with_the_same_bits(envs, share_that_ends):
+def test_rewards_equal_a_step_by_step_normaliser_bit_for_bit(envs, share_that_ends):
     rng = np.random.default_rng(envs)
     normalizer, episodes, oracle = RewardNormalizer(envs), EpisodeStatistics(envs), StepByStep(envs)
     for steps in (1, 40, 7):
@@ -124,7 +124,7 @@ def test_the_moments_are_those_of_all_returns_so_far():
     assert math.isclose(variance, np.var(returns), rel_tol=1e-4)  # it begins as one number's, of weight 1e-4
 
 
-def test_no_mean_is_subtracted_and_a_reward_of_nothing_stays_nothing():
+def test_no_mean_is_subtracted_so_a_zero_reward_stays_zero():
     normalized = RewardNormalizer(2)(np.float32([[0, 5], [0, 5], [0, 5]]), np.zeros((3, 2), bool))
     assert (normalized[:, 0] == 0).all() and (normalized[:, 1] > 0).all()
 
@@ -140,7 +140,7 @@ def test_rewards_are_clipped_at_10():
     assert one(np.float32([[100.0]]), np.array([[True]]))[0, 0] == 10.0
 
 
-def test_a_rollout_in_two_parts_with_a_checkpoint_between_is_the_whole():
+def test_two_parts_with_a_checkpoint_between_equal_the_whole_rollout():
     rewards, first = random_rewards(60, 3)
     whole = RewardNormalizer(3)(rewards, first)
     before, after = RewardNormalizer(3), RewardNormalizer(3)
@@ -241,7 +241,7 @@ def test_observations_get_mean_0_and_deviation_1_over_all_rollouts():
     np.testing.assert_allclose(normalized, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_before_the_first_rollout_observations_are_as_they_were_and_clipped():
+def test_before_the_first_rollout_observations_are_only_clipped():
     observations = np.float32([[0.5, -3.0, 25.0], [0.0, 1e-3, -1e6]])
     found = ObservationNormalizer(3)(observations)
     np.testing.assert_allclose(found, [[0.5, -3.0, 10.0], [0.0, 1e-3, -10.0]], rtol=1e-6)
@@ -308,7 +308,7 @@ def test_observation_moments_continue_from_their_state():
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_a_network_with_the_constants_gives_the_same_bits(jit):
+def test_a_network_with_the_constants_equals_normalised_inputs(jit):
     observations = observations_of(300, 3, 5)
     normalizer = normalizer_of(observations)
 

@@ -149,7 +149,7 @@ def test_truncated_episodes_that_the_ring_has_left_are_forgotten():
     assert 0 < kept == len(replay._finals)
 
 
-def test_rows_are_drawn_by_their_errors_and_weighed_against_it():
+def test_rows_are_drawn_by_their_errors_with_importance_weights():
     script = Script([0, 1], seed=4)
     replay = make([0, 1], 12, priority_exponent=0.5)
     play(replay, script, 30)
@@ -205,7 +205,7 @@ def test_a_new_row_is_as_likely_as_the_likeliest_and_half_windows_are_not_drawn(
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_rows_that_the_ring_writes_anew_are_not_drawn_by_their_old_priority(n):
+def test_overwritten_rows_lose_their_old_priority(n):
     """Sampled at every step, so that a row has its priority when its place is taken by the newest o_t."""
     script, replay = Script([0, 1], seed=12), make([0, 1], 8, n_step=n, priority_exponent=1.0)
     play(replay, script, n)
@@ -278,7 +278,7 @@ def replay_shows(script, envs):
     return Step(*arrays, np.stack(mine) if mine else None)
 
 
-def test_a_restored_replay_goes_on_as_the_one_that_was_saved(store):
+def test_a_restored_replay_continues_like_the_saved_one(store):
     script, replay = Script([0, 1], seed=8), make([0, 1], 12, priority_exponent=0.6)
     play(replay, script, 20)
     drawn = replay.sample(generators([0, 1]), 3, 4)
@@ -301,7 +301,7 @@ def test_a_restored_replay_goes_on_as_the_one_that_was_saved(store):
         np.testing.assert_array_equal(getattr(expected, name), getattr(found, name), err_msg=name)
 
 
-def test_an_env_that_cannot_go_on_exactly_has_its_episode_cut_for_good(store):
+def test_an_env_that_cannot_resume_exactly_has_its_episode_truncated(store):
     script, replay = Script([0], seed=9), make([0], 12)
     play(replay, script, 6)
     while script.first[0]:
@@ -342,7 +342,7 @@ def test_a_replay_that_does_not_fit_is_refused_with_one_that_does():
     check_memory(smaller, 1)
 
 
-def test_what_is_refused_and_what_is_advised_are_the_same_share_of_the_memory(monkeypatch):
+def test_a_refused_replay_is_advised_a_size_that_fits(monkeypatch):
     config = DQN.parse(["--env", "coinrun", "--replay-size", "1000000"])
     assert in_words(config) == "1,000,000 transitions, 12.3 GB"
     monkeypatch.setattr(machine, "memory", lambda: 12_400_000_000)  # nothing left for all else

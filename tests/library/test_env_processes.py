@@ -58,7 +58,7 @@ def test_steps_and_states_are_those_of_one_process():
     apart.close()
 
 
-def test_a_process_that_dies_and_an_env_that_fails_are_one_sentence():
+def test_a_process_that_dies_and_an_env_that_fails_give_a_one_sentence_error():
     _, apart = vectors("CartPole-v1", num_envs=2, processes=2)
     os.kill(apart._processes[1]._process.pid, signal.SIGKILL)
     apart.act(np.zeros(2, np.int32))
@@ -85,7 +85,7 @@ def test_slow_envs_are_stepped_side_by_side():
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", pytest.param("sac", marks=pytest.mark.long)])
-def test_a_run_has_the_same_bits(tmp_path, algorithm):
+def test_env_processes_give_equal_results(tmp_path, algorithm):
     settings = {
         "ppo": {"env": "CartPole-v1", "total_steps": 512, "num_envs": 4, "num_steps": 64, "epochs": 1},
         "sac": {"env": "Pendulum-v1", "total_steps": 300, "num_envs": 2, "learning_starts": 100},
@@ -106,7 +106,7 @@ def test_a_run_has_the_same_bits(tmp_path, algorithm):
     assert runs[0].results["eval"] == runs[1].results["eval"]
 
 
-def test_envs_that_cannot_run_in_processes_are_one_sentence():
+def test_envs_that_cannot_run_in_processes_give_a_one_sentence_error():
     for settings, sentence in (
         ({"env": "catch"}, "env_processes is only for Gymnasium's envs, and catch uses threads"),
         ({"env": "CartPole-v1", "num_envs": 1}, "env_processes must be at most num_envs 1; got 2"),

@@ -135,7 +135,7 @@ def test_the_documented_variant_of_a_replay_algorithm_is_one_run_on_two_replicas
     assert one.results["algorithm"] == "munchausen:MunchausenDQN" and (one.progress["train/q_loss"] > 0).all()
 
 
-def test_wrong_algorithms_and_callbacks_are_one_sentence():
+def test_wrong_algorithms_and_callbacks_give_a_one_sentence_error():
     class Bare:
         pass
 

@@ -96,7 +96,7 @@ def runs(tmp_path_factory, threads):
     return {"id": by_id, "function": by_function, "command": tfrl.Run(logdir / "command")}
 
 
-def test_an_id_a_function_in_a_thread_and_the_command_train_the_same_bits(runs):
+def test_an_id_a_function_in_a_thread_and_the_command_train_equal_weights(runs):
     assert len({sha(run) for run in runs.values()}) == 1
     assert len({run.results["eval"]["test"]["return"] for run in runs.values()}) == 1
 
@@ -108,7 +108,7 @@ def test_a_run_has_its_folder_results_and_progress(runs):
     assert np.isfinite(run.progress["train/policy_loss"]).all()
 
 
-def test_the_settings_file_names_callables_as_what_they_are(runs):
+def test_the_settings_file_has_the_names_of_callables(runs):
     names = {
         name: next(line for line in text.splitlines() if line.startswith("env: "))
         for name, run in runs.items()
@@ -118,7 +118,7 @@ def test_the_settings_file_names_callables_as_what_they_are(runs):
     assert names["function"] == names["command"] == "env: test_library:cartpole"
 
 
-def test_the_same_call_goes_on_bit_for_bit(runs, tmp_path):
+def test_the_same_call_resumes_bit_for_bit(runs, tmp_path):
     class Stop(tfrl.Callback):
         def on_update(self, run, metrics):
             if run.updates == 2:
@@ -134,7 +134,7 @@ def test_the_same_call_goes_on_bit_for_bit(runs, tmp_path):
     assert handlers == after
     run = tfrl.train("ppo", env=make, callbacks=[tfrl.Callback()], **settings)
     assert sha(run) == sha(runs["id"]) and run.results["resumed_at"] == [1024]
-    name = "test_library:test_the_same_call_goes_on_bit_for_bit.<locals>.<lambda>"
+    name = "test_library:test_the_same_call_resumes_bit_for_bit.<locals>.<lambda>"
     assert f"\nenv: {name}\n" in (run.folder / "config.yaml").read_text()
     again = tfrl.train("ppo", env=make, **settings)
     assert again.results == run.results, "a run that is complete is left alone"
@@ -172,7 +172,7 @@ def test_an_evaluation_is_that_of_the_run_and_of_a_plain_loop(runs):
         tfrl.evaluate(policy, env="Pendulum-v1")
 
 
-def test_bad_settings_are_one_sentence(tmp_path):
+def test_bad_settings_give_a_one_sentence_error(tmp_path):
     for algorithm, settings, sentence in (
         ("pp", {}, r"no algorithm 'pp' \(did you mean ppo\?\)"),
         ("ppo", {"learning_rate": 1e-3}, r"ppo has no setting learning_rate \(did you mean lr\?\)"),

@@ -120,7 +120,7 @@ def test_an_incomplete_own_state_is_not_used():
     np.testing.assert_array_equal(play(one, 20, 1), play(other, 20, 1))
 
 
-def test_what_a_reset_draws_and_an_env_does_not_save_is_drawn_again():
+def test_random_numbers_of_a_reset_are_drawn_again_on_resume():
     assert find_facts(registry.name_of(Aimed)).saves_state
     one, other = vector(Aimed), vector(Aimed)
     play(one, 15, 0)

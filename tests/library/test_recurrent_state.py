@@ -17,7 +17,7 @@ def run(tmp_path_factory):
     return tfrl.train("ppo", env="CartPole-v1", logdir=tmp_path_factory.mktemp("logs"), **memory, **SMALL)
 
 
-def test_a_state_carried_by_hand_acts_as_the_run_evaluates(run):
+def test_a_state_carried_by_hand_gives_the_runs_evaluation(run):
     policy = tfrl.load(run.folder)
     evaluation = tfrl.evaluate(policy, episodes=4)
     assert evaluation.mean == run.results["eval"]["test"]["return"]
@@ -93,7 +93,7 @@ def test_several_arrays_masks_and_choices_at_once_go_with_memory(tmp_path):
         np.testing.assert_allclose(state, found["state"][0], atol=1e-4)
 
 
-def test_a_missing_state_is_one_sentence(run, tmp_path):
+def test_a_missing_state_gives_a_one_sentence_error(run, tmp_path):
     policy = tfrl.load(run.folder)
     for state in (None, np.zeros(3)):
         with pytest.raises(tfrl.SettingsError, match=r"needs a state of \[35\]"):

@@ -65,7 +65,7 @@ def test_policies_and_videos_are_kept(tmp_path):
     assert len(imageio.mimread(videos[0])) > 5
 
 
-def test_weights_and_biases_is_sent_everything_once(tmp_path, monkeypatch):
+def test_weights_and_biases_gets_each_row_once(tmp_path, monkeypatch):
     """A stand-in for the package, which a long test has offline."""
     told = []
     experiment = types.SimpleNamespace(
@@ -84,7 +84,7 @@ def test_weights_and_biases_is_sent_everything_once(tmp_path, monkeypatch):
     assert experiment.summary["env_steps"] == 512 and given.get_state() == {"id": "abc"}
 
 
-def test_a_missing_package_is_one_sentence(monkeypatch):
+def test_a_missing_package_gives_a_one_sentence_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(tfrl.SettingsError, match="needs the package mlflow: pip install mlflow"):
         callbacks.MLflow()

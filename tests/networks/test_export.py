@@ -31,7 +31,7 @@ def exported_action(folder, config, observations, as_seen=None):
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "ddpg", "td3", "sac"])
-def test_a_continuous_action_is_the_one_that_the_env_is_given_in_training(algorithm, tmp_path):
+def test_an_exported_continuous_action_equals_the_env_action_of_training(algorithm, tmp_path):
     config = settings.reader(algorithm).parse(["--env", LOPSIDED, "--hidden", "8"])
     rng = np.random.default_rng(1)
     observations = rng.normal(size=(32, 2)).astype(np.float32)
@@ -53,7 +53,7 @@ def test_an_action_is_never_outside_of_bounds_that_float32_rounds():
         np.testing.assert_allclose(found[0], low if action < 0 else high, rtol=1e-6)
 
 
-def test_an_action_and_an_image_are_those_of_the_env(tmp_path):
+def test_an_export_takes_the_envs_images_and_gives_its_actions(tmp_path):
     """Its actions begin with 5; its images have their channels first."""
     ints = settings.reader("ppo").parse(["--env", made("Ints"), "--hidden", "8"])
     observations = np.random.default_rng(1).normal(size=(32, 3)).astype(np.float32)

@@ -117,7 +117,7 @@ RUNS = {
 @pytest.mark.parametrize(
     "name", ["apart", *(pytest.param(name, marks=pytest.mark.long) for name in ("sac", "one", "several"))]
 )
-def test_1_and_2_replicas_are_one_run_to_the_bit(name, tmp_path):
+def test_1_and_2_replicas_give_equal_results(name, tmp_path):
     algorithm, kind, flags = RUNS[name]
     found = []
     for replicas in ("1", "2"):
@@ -158,7 +158,7 @@ def test_a_network_that_cannot_serve_is_refused_with_one_sentence(tmp_path, func
         (["--torso", named(chain), "--torso-width", "2"], "--torso-width has no effect"),
     ],
 )
-def test_what_the_settings_alone_tell_is_refused_at_once(tmp_path, flags, sentence):
+def test_faults_that_the_settings_show_are_refused_at_once(tmp_path, flags, sentence):
     with pytest.raises(UserError) as error:
         parse("ppo", tmp_path, *PPO, *flags)
     assert sentence in str(error.value)

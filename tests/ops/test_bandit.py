@@ -22,7 +22,7 @@ def slow_choice(history, choices, exploration, window):
 
 
 @pytest.mark.parametrize(("choices", "exploration", "window"), [(8, 0.1, 10), (3, 1.0, 2), (2, 0.5, 1)])
-def test_choices_are_those_of_the_equations(choices, exploration, window):
+def test_choices_follow_the_equations_of_ucb(choices, exploration, window):
     rng, history = np.random.default_rng(0), []
     bandit = SlidingWindowUCB(choices, exploration=exploration, window=window)
     for _ in range(300):
@@ -52,7 +52,7 @@ def test_choices_whose_returns_are_late_count_already(late):
     assert choices[:8] == [*range(8)]
 
 
-def test_it_settles_on_the_best_and_follows_a_change():
+def test_the_bandit_settles_on_the_best_and_follows_a_change():
     """All returns are positive: a bandit that begins with Q = 0 would never leave its first choice."""
     rng, bandit = np.random.default_rng(1), SlidingWindowUCB(4, exploration=0.5, window=10)
     for means in ([5.0, 5.5, 7.0, 6.0], [5.0, 5.5, 4.0, 6.0]):

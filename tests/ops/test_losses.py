@@ -140,7 +140,7 @@ def test_the_mean_of_approx_kl_is_the_divergence():
     np.testing.assert_allclose(old @ kl, old @ np.log(old / new), rtol=1e-10)
 
 
-def test_against_numpy_on_random_input():
+def test_losses_equal_numpy_on_random_input():
     rng = np.random.default_rng(1)
     ratio, advantage = np.exp(rng.normal(size=500)), rng.normal(size=500)
     value, old, target = rng.normal(size=(3, 500))

@@ -50,7 +50,7 @@ def slow_n_step(rewards, first, truncated, gamma):
 
 
 @pytest.mark.parametrize("n", [1, 3, 7])
-def test_n_step_transitions(rng, n):
+def test_n_step_transitions_equal_a_slow_reference(rng, n):
     rewards = rng.normal(size=(4, 200, n))
     first = rng.random(rewards.shape) < 0.3
     truncated = first & (rng.random(rewards.shape) < 0.5)
@@ -81,7 +81,7 @@ def test_a_reward_that_is_not_a_number_after_the_end_is_not_read():
 # Targets
 
 
-def test_targets_of_q_learning(rng):
+def test_targets_of_q_learning_equal_a_slow_reference(rng):
     reward, discount = rng.normal(size=B), rng.choice([0.0, 0.99], B)
     next_q, online = rng.normal(size=(2, B, A))
     found = q_learning.q_learning_target(reward, discount, next_q)
@@ -126,7 +126,7 @@ def test_smoothed_actions_stay_near_and_within_bounds(rng):
 # Critics
 
 
-def test_dueling(rng):
+def test_dueling_subtracts_the_mean_advantage(rng):
     value, advantages = rng.normal(size=B), rng.normal(size=(B, A))
     q = q_learning.dueling(value, advantages).numpy()
     np.testing.assert_allclose(
@@ -136,7 +136,7 @@ def test_dueling(rng):
     np.testing.assert_allclose(q_learning.dueling(value, advantages + 7.0), q)  # what makes V identifiable
 
 
-def test_taken_q(rng):
+def test_taken_q_selects_the_value_of_each_action(rng):
     q, actions = rng.normal(size=(B, A)), rng.integers(A, size=B, dtype=np.int32)
     np.testing.assert_array_equal(q_learning.taken_q(q, actions), [row[a] for row, a in zip(q, actions)])  # noqa: B905
 
@@ -162,7 +162,7 @@ def test_td_loss_and_its_slope(rng, delta):
 # Soft values, actors, temperature
 
 
-def test_soft_values(rng):
+def test_soft_values_equal_a_slow_reference(rng):
     qs, log_prob = rng.normal(size=(N, B)), rng.normal(size=B)
     expected = [min(q) - 0.3 * lp for q, lp in zip(qs.T, log_prob, strict=True)]
     np.testing.assert_allclose(q_learning.soft_value(qs, log_prob, 0.3), expected)
@@ -233,7 +233,7 @@ def test_temperature_rises_if_entropy_is_below_the_target(rng):
     assert sure < 0 < unsure  # descending, alpha goes up and down
 
 
-def test_entropy(rng):
+def test_entropy_is_minus_the_sum_of_p_log_p(rng):
     p = rng.dirichlet(np.ones(A), B)
     expected = [-sum(x * np.log(x) for x in row) for row in p]
     np.testing.assert_allclose(q_learning.categorical_entropy(np.log(p)), expected, rtol=1e-12)
@@ -251,7 +251,7 @@ def test_float32_rows_are_the_same_in_any_batch(rng):
 # Slow copies
 
 
-def test_polyak(rng):
+def test_polyak_moves_the_target_by_tau(rng):
     target, source = rng.normal(size=(2, 4, 3))
     np.testing.assert_allclose(q_learning.polyak(target, source, 0.005), 0.995 * target + 0.005 * source)
     target, source = np.float32([1e30, -3.3, 0.1]), np.float32([1e-30, 7.7, 0.2])

@@ -20,7 +20,7 @@ def random_seeds(rows, seed=0):
 
 @pytest.mark.parametrize("xla", [False, True])
 @pytest.mark.parametrize(("key", "counter", "expected"), KNOWN)
-def test_known_answers(key, counter, expected, xla):
+def test_threefry_gives_the_published_answers(key, counter, expected, xla):
     key, counter = (tuple(tf.constant(v, tf.uint32) for v in pair) for pair in (key, counter))
     cipher = tf.function(augment.threefry_2x32, jit_compile=True) if xla else augment.threefry_2x32
     assert tuple(int(x) for x in cipher(key, counter)) == expected

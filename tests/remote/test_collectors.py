@@ -86,7 +86,7 @@ def test_a_ray_with_too_few_cpus_says_how_many_are_needed_and_by_which_flags(nod
         *(pytest.param(name, 2, marks=pytest.mark.long) for name in ("ppo", "drac", "sac")),
     ],
 )
-def test_any_number_of_actors_is_the_same_run(node, alone, algorithm, count):
+def test_any_number_of_actors_gives_equal_results(node, alone, algorithm, count):
     with learner(algorithm, "--actors", count, "--ray-address", node.address) as one:
         found = updated(one, UPDATES)
     assert_same(found, alone(algorithm))
@@ -168,12 +168,12 @@ def test_running_free_no_rollout_is_older_than_the_limit(node):
         ("10..0.5:6379", "at --ray-address 10..0.5:6379: not the name of a host."),
     ],
 )
-def test_an_address_without_a_ray_is_told_at_once(node, address, sentence):
+def test_an_address_without_a_ray_is_refused_at_once(node, address, sentence):
     answer = Answer("--env", "catch", "--actors", 2, "--ray-address", address, module="tfrl.impala")
     assert_refused(answer, sentence)
 
 
-def test_an_address_where_another_program_answers_is_told_at_once(node):
+def test_an_address_where_another_program_answers_is_refused_at_once(node):
     """Ray itself would try for minutes."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()

@@ -77,7 +77,7 @@ def assert_same_as_undisturbed(folder, *flags):
 
 
 @pytest.mark.parametrize("ray_first", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_learners_with_a_ray_of_their_own_stop_together_and_have_saved_the_bits_of_one(tmp_path, ray_first):
+def test_learners_on_their_own_ray_stop_together_with_the_weights_of_one(tmp_path, ray_first):
     """All processes get SIGTERM, Ray's among them, at once or earlier; the one is of this process."""
     folder = tmp_path / "disturbed"
     training = Impala(folder, *LONG, "--learners", 2, "--actors", 2)
@@ -101,7 +101,7 @@ def test_learners_with_a_ray_of_their_own_stop_together_and_have_saved_the_bits_
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
 
 
-def test_places_on_a_ray_carry_output_signals_and_ends(node, tmp_path):
+def test_workers_on_ray_pass_on_output_signals_and_exit_codes(node, tmp_path):
     """Without TensorFlow: the second of two dies, and the first is told to stop; both are started again."""
     program = """
 print("this is", task, flush=True)
@@ -127,7 +127,7 @@ time.sleep(60 if starts == 1 else 0)
 
 
 @pytest.mark.long
-def test_a_killed_learner_without_ray_is_started_again_and_the_run_has_its_bits(tmp_path):
+def test_a_killed_learner_without_ray_is_restarted_with_equal_weights(tmp_path):
     folder = tmp_path / "disturbed"
     training = Impala(folder, *LONG, "--learners", 2)
     training.wait_until(3 * UPDATE)
@@ -144,7 +144,7 @@ def test_a_killed_learner_without_ray_is_started_again_and_the_run_has_its_bits(
 
 
 @pytest.mark.long
-def test_learners_on_nodes_of_a_ray_die_with_actors_and_driver_and_the_run_has_its_bits(node, tmp_path):
+def test_killed_learners_actors_and_drivers_on_ray_give_equal_weights(node, tmp_path):
     folder, flags = tmp_path / "disturbed", ("--learners", 2, "--actors", 4, "--ray-address", node.address)
     training = Impala(folder, *LONG, *flags)
     training.wait_until(3 * UPDATE)

@@ -84,7 +84,7 @@ def end_all(pids, signum):
     ids=["signals", "kill"],
 )
 @needs_ray
-def test_no_process_is_left_and_the_run_goes_on_with_its_bits(tmp_path, ends):
+def test_no_process_is_left_and_the_run_resumes_exactly(tmp_path, ends):
     """The driver is killed; all of its processes get SIGTERM, then SIGINT, with other numbers of actors."""
     folder = tmp_path / "disturbed"
     for actors, signum, code in ends:
@@ -159,7 +159,7 @@ def test_no_other_user_can_enter_the_folder_of_the_runs_own_ray(tmp_path, monkey
 
 
 @needs_ray
-def test_a_run_that_is_told_to_stop_while_its_ray_starts_ends_as_one_that_was(tmp_path):
+def test_a_run_can_be_stopped_while_its_ray_starts(tmp_path):
     """Ray has handlers of its own then. A process that leads learners imports no TensorFlow before."""
 
     def starts():
@@ -185,7 +185,9 @@ def test_a_run_that_is_told_to_stop_while_its_ray_starts_ends_as_one_that_was(tm
         ("reinforce", [], "CartPole-v1", "--observers 2", ", or give --observers 0"),  # nobody gave it
     ],
 )
-def test_without_ray_a_sentence_says_what_to_install(tmp_path, command, flags, env, asked, without):
+def test_a_missing_ray_gives_a_one_sentence_error_with_the_packages_to_install(
+    tmp_path, command, flags, env, asked, without
+):
     """In a process where it cannot be found."""
     program = (
         "import importlib.util, sys\n"

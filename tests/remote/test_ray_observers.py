@@ -44,7 +44,7 @@ class Reinforce(Training):
 
 @pytest.mark.long
 @needs_ray
-def test_observers_may_die_hang_and_be_of_any_number(tmp_path):
+def test_results_do_not_depend_on_number_deaths_or_hangs_of_observers(tmp_path):
     """Four, of which one is killed and one stopped; then two, and one: the bits of a run without."""
     folder = tmp_path / "disturbed"
     flags = (*FLAGS.split(), "--observer-timeout", 15)
@@ -133,7 +133,7 @@ def test_a_stop_while_the_episodes_end_leaves_all_envs_before_them(node, killed)
         np.testing.assert_array_equal(after.observations, before.observations)
 
 
-def test_a_new_observer_has_time_for_all_that_it_plays_again(node):
+def test_a_new_observer_has_time_to_repeat_its_episodes(node):
     """Twenty steps of 0.1 s, where an answer may take 1 s."""
     with opened(node, "tests.made_envs:made/Slow-v0", timeout=1.0) as observers:
         for _ in range(20):

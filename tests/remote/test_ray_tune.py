@@ -38,7 +38,7 @@ def trainer_of(run):
 
 
 @needs_tune
-def test_an_interrupted_sweep_goes_on_and_a_failed_trial_leaves_the_others_alone(tmp_path):
+def test_an_interrupted_sweep_resumes_and_a_failed_trial_affects_no_other(tmp_path):
     """Told to stop, three times over, while its run is held: all that it can do is wait for that."""
     logdir, shown = tmp_path / "sweep", tmp_path / "shown"
     (logdir / "trial-001" / "export").mkdir(parents=True)  # which is no run, and never will be one
@@ -76,7 +76,7 @@ def test_an_interrupted_sweep_goes_on_and_a_failed_trial_leaves_the_others_alone
 
 
 @needs_tune
-def test_asha_compares_with_the_trials_that_were_over_before(tmp_path):
+def test_asha_compares_with_trials_that_ended_earlier(tmp_path):
     from tfrl.remote import sweep as on_ray
     from tfrl.remote.settings import plan
 
@@ -109,7 +109,7 @@ def test_the_runs_that_asha_has_ended_are_marked(tmp_path):
 
 @pytest.mark.long  # and what PBT does hangs on how fast trials are
 @needs_tune
-def test_pbt_goes_on_from_another_trials_weights_with_other_settings(tmp_path):
+def test_pbt_continues_from_another_trials_weights_with_other_settings(tmp_path):
     logdir, total = tmp_path / "sweep", 1500 * UPDATE  # so that trials that start apart still meet
     words = (
         "--sample",

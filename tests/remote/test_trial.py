@@ -58,7 +58,7 @@ def steps(trial):
     return [metrics["env_steps"] for _, metrics in trial.told]
 
 
-def test_the_last_evaluation_is_told_when_the_run_has_ended_and_as_the_last(make, tmp_path):
+def test_the_last_evaluation_is_reported_as_the_last_at_the_end(make, tmp_path):
     """Until then a scheduler could take the trial for one that goes on, and give it other weights."""
     trial = make(
         "row(10, 1.0)\nrow(20, 'nan')\nwait_for('more')\nrow(25, 3.0)\nrow(30, 2.0)\nwait_for('end')\n"
@@ -84,7 +84,7 @@ def test_the_last_evaluation_is_told_when_the_run_has_ended_and_as_the_last(make
     assert not any("done" in metrics for _, metrics in trial.told[:-1])
 
 
-def test_a_run_that_ended_while_nobody_looked_is_told_by_its_last_row_alone(make, tmp_path):
+def test_a_run_that_ended_unobserved_is_reported_by_its_last_row(make, tmp_path):
     """It may have ended before the sweep was cut off; then it is not started again."""
     program = "[row(n, n) for n in (10, 20, 30)]\n(place / 'results.json').write_text('{}')"
     trial = make(program, Part("trial-000-at-5-ab", "start", 5, 2, 10))
@@ -105,7 +105,7 @@ def test_a_run_that_ended_while_nobody_looked_is_told_by_its_last_row_alone(make
         ("print('error: it is broken', file=sys.stderr)\nsys.exit(1)", "error: it is broken"),
     ],
 )
-def test_a_run_that_does_not_come_to_its_end_says_why(make, program, words):
+def test_a_trial_that_does_not_complete_says_why(make, program, words):
     trial = make(f"row(10, 1.0)\n{program}")
     with pytest.raises(TrainingError, match=f"^{words}$"):
         trial.run()
@@ -142,7 +142,7 @@ def test_a_trial_begins_with_the_weights_that_were_compared_and_says_so_in_its_n
     assert (tmp_path / part.start / "config.yaml").read_text() == "algorithm: ppo\n"
 
 
-def test_a_sweep_that_goes_on_finds_the_part_that_each_trial_is_in(tmp_path):
+def test_a_resumed_sweep_finds_the_current_run_of_each_trial(tmp_path):
     (tmp_path / "trial-000").mkdir()
     assert current(tmp_path, "trial-000", {"lr": 1e-3}) == (Part("trial-000"), {"lr": 1e-3})
     told = donor(tmp_path, 2)
@@ -170,7 +170,7 @@ def test_where_the_compared_weights_are_pruned_the_next_ones_are_taken_and_count
     assert begun(tmp_path, told).offset == 9000
 
 
-def test_the_runs_of_a_trial_that_are_left_are_marked(tmp_path):
+def test_abandoned_runs_of_a_trial_are_marked(tmp_path):
     """Until the sweep goes on with one of them; other trials' are not touched."""
     later, others = "trial-000-at-5-ab", ("trial-001", "trial-0001")
     for name in ("trial-000", later, *others):

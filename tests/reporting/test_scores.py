@@ -28,7 +28,7 @@ def test_iqm_works_on_the_last_dimension():
     np.testing.assert_allclose(statistics.iqm(scores), [slow_iqm(row) for row in scores])
 
 
-def test_standard_error():
+def test_the_standard_error_is_that_of_the_mean():
     assert statistics.standard_error(np.array([1.0, 2.0, 3.0])) == pytest.approx(1 / np.sqrt(3))
     assert np.isnan(statistics.standard_error(np.array([1.0])))
 

@@ -135,7 +135,7 @@ def test_a_flip_mirrors_what_was_cropped():
     assert np.array_equal(flipped[1], plain[1, :, ::-1])
 
 
-def test_training_goes_through_the_epochs_in_turn():
+def test_epochs_are_trained_in_order():
     """One pipeline for all epochs, entered in the middle of the second, as after a resume."""
     split = numbered(21)
     passes = data.training_passes("none", 1, 21, first=1)
@@ -144,7 +144,7 @@ def test_training_goes_through_the_epochs_in_turn():
     assert np.array_equal(np.concatenate(seen), np.concatenate([orders[0][8:], orders[1]]))
 
 
-def test_what_fails_while_batches_are_made_is_raised():
+def test_an_error_while_batches_are_made_is_raised():
     def passes():
         yield Pass(np.arange(8))
         raise OSError("lost")
@@ -216,7 +216,7 @@ def silent_proxy(monkeypatch):
         yield
 
 
-def test_a_silent_network_is_told_in_seconds(silent_proxy, monkeypatch, tmp_path):
+def test_a_silent_network_is_reported_in_seconds(silent_proxy, monkeypatch, tmp_path):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path), raising=True)
     began = time.monotonic()

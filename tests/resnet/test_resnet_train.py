@@ -156,7 +156,7 @@ def test_batch_normalization_keeps_the_same_statistics_on_all_replicas():
     assert [sums[0] for sums in steps(made, 3, replicas=2)] == losses
 
 
-def test_votes_and_loss_come_back_summed():
+def test_hits_and_loss_are_summed_over_replicas():
     made = make_learner(2)
     batch = next(Share(16, replicas=2).batches(DATA.train, [Pass(np.arange(72))]))
     sums = made.step(batch, 0.0, np.array([0, 1, 0], np.float32)).numpy()
@@ -343,7 +343,7 @@ def test_weights_of_another_width_are_refused_before_tensorflow_and_by_their_sha
     weights.check_torso(ppo.parse([*flags, "--torso-width", "2"]))
 
 
-def test_the_time_left_is_told_before_the_first_metrics(folder):
+def test_the_time_left_is_shown_before_the_first_metrics(folder):
     shown = io.StringIO()
     console = Console(stream=shown, interval=0.002)
     assert run(folder, "told", epochs=1, batch_size=2, log_every=100, console=console)[0] == 0

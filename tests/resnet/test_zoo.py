@@ -229,7 +229,7 @@ def test_strided_branches_are_centred_on_their_shortcuts():
 
 
 @pytest.mark.parametrize("name", ["impala", "nature", "resnet-mini"])
-def test_seeds_and_paths(name):
+def test_weights_follow_from_the_seed_and_paths_are_unique(name):
     def build(seed: int) -> keras.Model:
         return resnet.build(name, (40, 40, 3), seed=seed)
 

@@ -133,7 +133,7 @@ def test_on_a_full_disk_the_oldest_make_room(small_disk):
         assert found.update == update and (found.learner["x"] == hold(update)["x"]).all()
 
 
-def test_a_full_disk_keeps_what_a_run_can_go_on_with(small_disk):
+def test_a_full_disk_keeps_a_checkpoint_to_resume_from(small_disk):
     """The newer one is damaged, so the older one is all there is."""
     disk = small_disk("800k")
     store = CheckpointStore(disk / "checkpoints", keep=3)
@@ -146,7 +146,7 @@ def test_a_full_disk_keeps_what_a_run_can_go_on_with(small_disk):
     assert store.load(lambda _: None).update == 10
 
 
-def test_no_checkpoint_makes_room_in_vain(small_disk):
+def test_checkpoints_are_kept_if_deleting_them_makes_too_little_room(small_disk):
     disk = small_disk("1m")
     store = CheckpointStore(disk / "checkpoints", keep=3)
     for update in (10, 20):
@@ -157,7 +157,7 @@ def test_no_checkpoint_makes_room_in_vain(small_disk):
     assert store.updates() == [10, 20]
 
 
-def test_read_only_disk(small_disk):
+def test_a_read_only_disk_keeps_the_last_checkpoint(small_disk):
     disk = small_disk("2m")
     directory = disk / "checkpoints"
     store = CheckpointStore(directory, keep=3)

@@ -113,7 +113,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_names_that_the_terminal_cannot_show():
+def test_names_that_the_terminal_cannot_show_are_replaced():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
     Console(stream=stream).message("logs/größe")
@@ -203,7 +203,7 @@ def test_the_last_steps_of_a_run_are_not_its_end():
     assert progress.line() == "100.0% | 1,000 / 1,000 env steps | took 2 min | starting"
 
 
-def test_what_takes_longer_from_here_on_is_told_and_estimated_by_its_own_pace():
+def test_a_slower_phase_is_announced_and_estimated_by_its_own_pace():
     """As where an algorithm with replay begins to learn, after thousands of random steps a second."""
     progress, clock = make_progress(total=100_000)
     clock.now += 1
@@ -285,7 +285,7 @@ def test_entries_without_room_are_omitted_and_not_cut(width, phase):
         ({"rollout/episode_return": -1.0}, ["return -1.00"]),
     ],
 )
-def test_metrics_that_are_not_there_yet(metrics, expected):
+def test_missing_metrics_are_omitted(metrics, expected):
     progress, _ = make_progress()
     progress.finish_update(1, metrics)
     assert progress.metric_texts() == expected

@@ -87,7 +87,7 @@ def test_a_folder_takes_the_place_of_another_whole_or_not_at_all(tmp_path):
     assert [path, path / "new"] == list(tmp_path.rglob("*"))
 
 
-def test_what_a_killed_process_left_is_not_taken_for_the_new(tmp_path):
+def test_leftovers_of_a_killed_process_are_not_used(tmp_path):
     for name in (".policy.tmp", ".policy.old"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "litter").touch()

@@ -83,23 +83,23 @@ def test_a_run_from_before_a_setting_existed_has_its_default(tmp_path):
 
 
 @pytest.mark.parametrize(("there", "here"), [("auto", "bfloat16"), ("bfloat16", "auto")])
-def test_auto_precision_takes_what_the_run_has(tmp_path, there, here):
+def test_auto_precision_keeps_the_precision_of_the_run(tmp_path, there, here):
     config = run_of(tmp_path, "--precision", there)
     found = check_run(dataclasses.replace(config, precision=here, total_steps=50_000_000))
     assert found == dataclasses.replace(config, precision="bfloat16", total_steps=50_000_000)
 
 
-def test_two_fixed_precisions_differ(tmp_path):
+def test_another_fixed_precision_is_refused(tmp_path):
     config = run_of(tmp_path, "--precision", "float32")
     assert "--precision" in refusal(check_run, dataclasses.replace(config, precision="bfloat16"))
 
 
-def test_never_refuses_an_existing_run(tmp_path):
+def test_resume_never_refuses_an_existing_run(tmp_path):
     config = run_of(tmp_path, checkpoint=False)
     assert "already holds a run" in refusal(check_run, dataclasses.replace(config, resume="never"))
 
 
-def test_must_refuses_a_run_without_checkpoint(tmp_path):
+def test_resume_must_refuses_a_run_without_checkpoint(tmp_path):
     absent = parse(["--logdir", str(tmp_path), "--resume", "must"])
     assert "found no checkpoint" in refusal(check_run, absent)
     started = run_of(tmp_path, checkpoint=False)
@@ -179,7 +179,7 @@ def test_a_run_may_begin_again_that_was_killed_before_its_first_checkpoint(tmp_p
     assert f"with {most + config.steps_per_update:,} steps in its progress.csv, so it" in sentence
 
 
-def test_a_logdir_that_cannot_be_written(tmp_path):
+def test_an_unwritable_logdir_is_refused(tmp_path):
     file = tmp_path / "file"
     file.touch()
     nowhere = tmp_path / "link"
@@ -189,7 +189,7 @@ def test_a_logdir_that_cannot_be_written(tmp_path):
         assert "choose another --logdir" in refusal(check_run_folder, config)
 
 
-def test_a_text_that_does_not_fit_on_the_disk_leaves_the_one_before_and_nothing_else(tmp_path):
+def test_a_failed_write_of_a_text_keeps_the_previous_one(tmp_path):
     path = tmp_path / "config.yaml"
     write(path, "old")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -100,7 +100,7 @@ def test_the_lock_is_exclusive_and_leaves_no_trace(tmp_path):
     assert [path.name for path in run.iterdir()] == ["config.yaml"]
 
 
-def test_a_killed_holder_frees_it(tmp_path):
+def test_a_killed_holder_frees_the_lock(tmp_path):
     process = holder(tmp_path, PATIENCE)
     with pytest.raises(UserError, match=f"process {process.pid} on "), locked(tmp_path):
         pytest.fail("held twice")
@@ -113,13 +113,13 @@ def test_a_killed_holder_frees_it(tmp_path):
 
 
 @pytest.mark.parametrize("number", [os.getpid(), 1], ids=["own", "first"])
-def test_a_process_that_has_got_the_holders_number_does_not_train(tmp_path, number):
+def test_a_reused_process_number_does_not_hold_the_lock(tmp_path, number):
     """After a reboot, say: the lock's file is as the power failure left it."""
     (tmp_path / LOCK_FILE).write_text(f"process {number} on {os.uname().nodename}")
     assert is_held(tmp_path) is False
 
 
-def test_a_trainer_of_another_machine_whose_lock_is_shown_here_trains(tmp_path):
+def test_a_lock_held_by_another_machine_counts_as_held(tmp_path):
     with locked(tmp_path):
         (tmp_path / LOCK_FILE).write_text("process 7 on elsewhere")
         assert is_held(tmp_path) is True
@@ -171,14 +171,14 @@ def test_a_cluster_waits_for_a_predecessor_that_still_ends_and_only_its_chief_do
     process.communicate()
 
 
-def test_a_chief_that_waits_in_vain_is_to_be_started_again(tmp_path):
+def test_a_chief_that_waits_in_vain_exits_with_the_code_for_a_restart(tmp_path):
     """The predecessor may need longer to save: exit code 2 would end what restarts it."""
     config = Config(logdir=str(tmp_path), run_name="run", cluster_timeout=0.5)
     with locked(config.run_dir), pytest.raises(PeerError, match="is in use: process "), taken(config, CHIEF):
         pytest.fail("held twice")
 
 
-def test_what_a_predecessor_leaves_counts_not_what_was_there_before_the_waiting(tmp_path, monkeypatch):
+def test_settings_are_compared_with_those_that_a_predecessor_leaves(tmp_path, monkeypatch):
     config = Config(logdir=str(tmp_path), run_name="run", cluster_timeout=PATIENCE)
     process = holder(config.run_dir, 2)
     settings = to_yaml(dataclasses.replace(config, gamma=0.5))

@@ -61,7 +61,7 @@ def rename_event_file(directory, name):
     newest.rename(directory / f"events.out.tfevents.0{name}{newest.suffix}")
 
 
-def test_rows_and_curves(tmp_path):
+def test_a_row_and_its_curves_have_the_same_values(tmp_path):
     writer = make_writer(tmp_path)
     writer.write(16_384, {"rollout/episode_return": math.nan, "train/policy_loss": np.float32(0.1)})
     writer.write(32_768, {"train/policy_loss": 2, "eval_test/return": 3.5, "rollout/episode_return": 1e-12})
@@ -145,7 +145,7 @@ def test_a_file_of_another_process_leaves_out_a_nan_as_well(tmp_path):
     assert read_events(tmp_path).Tags()["tensors"] == ["eval_test/return"]
 
 
-def test_going_on_drops_what_came_after_the_checkpoint(tmp_path):
+def test_a_resume_drops_rows_after_the_checkpoint(tmp_path):
     writer = make_writer(tmp_path)
     writer.text("settings", "here", 0)
     write_updates(writer, [100, 200, 300, 400])
@@ -162,7 +162,7 @@ def test_going_on_drops_what_came_after_the_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("torn_bytes", [1, 3, 11, 30, 60])
-def test_torn_ends_are_dropped(tmp_path, torn_bytes):
+def test_incomplete_last_rows_are_dropped(tmp_path, torn_bytes):
     writer = make_writer(tmp_path)
     write_updates(writer, [100, 200, 300])
     writer.close()
@@ -187,7 +187,7 @@ def test_zeros_after_a_power_failure_are_dropped(tmp_path):
     assert [step for step, _ in read_curve(read_events(tmp_path), "train/policy_loss")] == [100, 200]
 
 
-def test_starting_anew_drops_everything(tmp_path):
+def test_a_new_start_drops_all_rows(tmp_path):
     write_updates(make_writer(tmp_path), [100, 200])
     rename_event_file(tmp_path, "1")
     other = MetricsWriter(tmp_path, ["train/entropy"], resume_at=None, warn=no_warning)

@@ -75,7 +75,7 @@ def test_uses_are_independent_of_each_other():
 # A run's identity: if one of these fails, checkpoints no longer continue and published runs no longer repeat.
 
 
-def test_golden_uniforms():
+def test_uniforms_keep_their_recorded_values():
     golden = [[0.7553071, 0.07173783, 0.24733901], [0.0059551, 0.29120976, 0.13251907]]
     golden += [[0.56664705, 0.6445665, 0.848357]]
     np.testing.assert_allclose(uniforms_of([0, 1, 63], num_steps=3), golden, rtol=0, atol=1e-7)
@@ -83,7 +83,7 @@ def test_golden_uniforms():
     np.testing.assert_allclose(uniforms_of([5], seed=7, update=12, num_steps=3), golden, rtol=0, atol=1e-7)
 
 
-def test_golden_minibatches():
+def test_minibatches_keep_their_recorded_values():
     golden = [
         [[[0, 3, 7, 2], [1, 4, 0, 7]], [[1, 5, 6, 4], [3, 2, 5, 6]]],
         [[[2, 6, 3, 5], [2, 0, 5, 3]], [[4, 7, 1, 0], [4, 7, 6, 1]]],
@@ -91,12 +91,12 @@ def test_golden_minibatches():
     assert steps_of([0, 3], num_steps=8, epochs=2, num_minibatches=2).tolist() == golden
 
 
-def test_golden_evaluation_numbers():
+def test_evaluation_numbers_keep_their_recorded_values():
     golden = [0.3123022893188686, 0.4789281537767549, 0.4660769539178289]
     assert rng.generator(1, rng.Use.EVALUATION, 4).random(3).tolist() == golden
 
 
-def test_golden_seeds_of_evaluation_envs():
+def test_seeds_of_evaluation_envs_keep_their_recorded_values():
     uses = (rng.Use.EVALUATION, rng.Use.RECORDING)
     seeds = [[rng.env_seed(seed, use, k) for use in uses for k in (0, 1)] for seed in (0, 2**31 - 1)]
     golden = [[1724569079, 1459322505, 195691591, 537817099]]

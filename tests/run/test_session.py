@@ -87,7 +87,7 @@ def test_a_worker_that_cannot_write_its_part_says_why(workers, tmp_path, capsys)
     assert said.count("\n") == 1
 
 
-def test_what_the_chief_cannot_write_is_told_by_the_chief_alone(workers, tmp_path, capsys):
+def test_only_the_chief_reports_that_it_cannot_write(workers, tmp_path, capsys):
     (tmp_path / "checkpoints").touch()
     sessions, screen = workers()
     both(sessions, save)
@@ -95,7 +95,7 @@ def test_what_the_chief_cannot_write_is_told_by_the_chief_alone(workers, tmp_pat
     assert capsys.readouterr().err == ""
 
 
-def test_a_disk_that_stays_full_is_told_of_once_and_that_it_is_not_any_more(workers, tmp_path, small_disk):
+def test_a_full_disk_is_reported_once_and_so_is_its_end(workers, tmp_path, small_disk):
     disk = small_disk("100k")
     sessions, screen = workers((disk, disk))
     for full in (False, True, True, True, False):
@@ -109,7 +109,7 @@ def test_a_disk_that_stays_full_is_told_of_once_and_that_it_is_not_any_more(work
     assert len(lines) == 2 and all(part in line for part, line in zip(expected, lines, strict=True))
 
 
-def test_old_checkpoints_that_make_room_are_told_of_once(workers, tmp_path, small_disk, capsys):
+def test_old_checkpoints_that_make_room_are_reported_once(workers, tmp_path, small_disk, capsys):
     disk = small_disk("200k")
     sessions, screen = workers((disk, disk))
     part = {"envs": np.zeros(40_000, np.uint8)}
@@ -132,7 +132,7 @@ def saved_twice(workers):
         both(sessions, save)
 
 
-def test_a_damaged_checkpoint_is_told_of_once(workers, tmp_path, capsys):
+def test_a_damaged_checkpoint_is_reported_once(workers, tmp_path, capsys):
     saved_twice(workers)
     damage(tmp_path)
     sessions, screen = workers()

@@ -50,7 +50,7 @@ def test_a_shard_is_written_once_and_kept_while_a_checkpoint_needs_it(store, dir
     assert store.load(pytest.fail).shards == []  # who only wants weights reads none
 
 
-def test_a_run_that_goes_another_way_keeps_what_is_needed_alone(store, directory):
+def test_a_run_resumed_from_an_older_checkpoint_keeps_only_needed_shards(store, directory):
     for update in (1, 2, 3):
         save(store, update, [shard(update)])
     shards = store.load(pytest.fail, 1, verify_shards=True).shards

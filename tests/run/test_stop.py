@@ -99,7 +99,7 @@ def test_a_signal_is_answered_while_one_call_goes_on(start):
         *(pytest.param(*more, marks=pytest.mark.long) for more in ((15, False, 143), (2, True, 130))),
     ],
 )
-def test_a_second_signal_ends_at_once_and_tells_what_is_not_saved(start, signum, saved, expected):
+def test_a_second_signal_exits_at_once_and_says_what_is_not_saved(start, signum, saved, expected):
     process = start(f"    stop.saved = {saved}\n" + COMPUTES)
     assert process.stdout.readline() == "computing\n"
     process.send_signal(signum)
@@ -110,7 +110,7 @@ def test_a_second_signal_ends_at_once_and_tells_what_is_not_saved(start, signum,
     assert (process.returncode, stdout, stderr) == (expected, "" if saved else "Ended\n", "")
 
 
-def test_a_terminal_that_closes_is_a_request_to_stop_however_often_it_says_so(start):
+def test_repeated_hangups_of_a_terminal_are_one_request_to_stop(start):
     process = start(WRITES)
     wait_until_full(process.stdout)
     for _ in range(3):
@@ -153,7 +153,7 @@ def test_signals_within_a_second_count_once(start, first):
     assert stdout.splitlines()[-1].startswith("votes [") and "Ended" not in stdout
 
 
-def test_a_signal_that_was_held_back_is_heeded_even_if_its_handler_was_replaced(start):
+def test_a_blocked_signal_is_obeyed_even_if_its_handler_was_replaced(start):
     """As TensorFlow does in C++ while it connects the workers."""
     process = start("""    pass
 import ctypes, signal, sys
@@ -175,7 +175,7 @@ with signals.held_back():
     assert stdout.startswith("waited\n") and "told 143" in stdout
 
 
-def test_a_stop_file_is_obeyed_and_forgotten_and_a_folder_is_neither(tmp_path):
+def test_a_stop_file_is_obeyed_and_removed_and_a_folder_is_ignored(tmp_path):
     file = tmp_path / "stop"
     stop = StopRequest(file)
     stop.forget_file()

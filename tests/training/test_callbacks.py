@@ -105,7 +105,7 @@ def test_each_level_set_is_played_on_its_own_levels(small, learner):
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", pytest.param("Pendulum-v1", marks=pytest.mark.long)])
-def test_evaluations_of_vector_envs_are_told_and_drawn(env, tmp_path, capfd):
+def test_evaluations_of_vector_envs_are_printed_and_plotted(env, tmp_path, capfd):
     """A row of a table each, and a curve."""
     from tfrl.algorithms import ppo
 

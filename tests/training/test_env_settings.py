@@ -56,9 +56,7 @@ def test_a_time_limit_holds_for_envs_of_any_family_and_across_a_resume(env, tmp_
 
 
 @pytest.mark.long
-def test_a_run_with_settings_of_its_env_ends_at_its_episodes_and_goes_on_exactly(
-    tmp_path, monkeypatch, capfd
-):
+def test_a_run_with_env_settings_and_max_episodes_resumes_exactly(tmp_path, monkeypatch, capfd):
     reader, found = settings.reader("ppo"), {}
     for name in ("whole", "parts"):
         config = reader.parse([*COMMAND, "--logdir", str(tmp_path), "--run-name", name])

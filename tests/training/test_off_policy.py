@@ -103,7 +103,7 @@ def dqn(tmp_path_factory):
     return train(*DQN[:1], tmp_path_factory.mktemp("plain"), *DQN[1:])
 
 
-def test_a_run_in_two_halves_on_four_replicas_and_two_workers_ends_as_one(dqn, tmp_path):
+def test_four_replicas_then_two_workers_end_as_one_undisturbed_run(dqn, tmp_path):
     half = train(*DQN[:1], tmp_path, *DQN[1:], total_steps=200, replicas=4)
     assert results(half)["env_steps"] == 200
     whole = train_on_two_workers(half)
@@ -120,20 +120,20 @@ def train_on_two_workers(config):
 
 
 @pytest.mark.long
-def test_a_run_in_two_halves_on_two_replicas_and_one_ends_as_one(dqn, tmp_path):
+def test_two_replicas_then_one_end_as_one_undisturbed_run(dqn, tmp_path):
     train(*DQN[:1], tmp_path, *DQN[1:], total_steps=200, replicas=2)
     assert_same_end(dqn, train(*DQN[:1], tmp_path, *DQN[1:]))
 
 
 @pytest.mark.long
-def test_a_run_with_continuous_actions_in_two_halves_ends_as_one(tmp_path):
+def test_a_resumed_run_with_continuous_actions_ends_undisturbed(tmp_path):
     plain = train(*SAC[:1], tmp_path / "plain", *SAC[1:])
     train(*SAC[:1], tmp_path / "halves", *SAC[1:], total_steps=200, replicas=2)
     assert_same_end(plain, train(*SAC[:1], tmp_path / "halves", *SAC[1:]))
 
 
 @pytest.mark.long
-def test_a_single_env_in_two_halves_ends_as_one_run(tmp_path):
+def test_a_resumed_run_of_a_single_env_ends_undisturbed(tmp_path):
     """One program takes its gradient steps (tests/agents/test_whole_steps.py)."""
     flags = (*DQN, "--num-envs", "1")
     plain = train(flags[0], tmp_path / "plain", *flags[1:])

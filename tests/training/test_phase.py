@@ -37,14 +37,14 @@ def test_files_of_two_workers_are_read_by_any(folder, array, envs):
     np.testing.assert_array_equal(files.stretch("observations", 8, 1, 4), array[1, envs, 1:4])
 
 
-def test_what_is_not_used_is_not_read_into_memory(folder):
+def test_unused_rollouts_are_not_read_into_memory(folder):
     """Also where the files of several workers have the rows of one."""
     opened = PhaseFiles(folder, range(6)).get("observations", 7)
     assert [len(part) for part in opened] == [4, 2]
     assert all(isinstance(part, np.memmap) for part in opened)
 
 
-def test_what_is_not_needed_goes_and_what_is_not_its_own_stays(folder):
+def test_unneeded_files_are_deleted_and_foreign_files_stay(folder):
     (folder / "notes-of-mine.npy").touch()
     shutil.copy(next(folder.glob("*-00000008-*")), folder / "targets-00000008-envs-0000000-0000004.npy")
     for update in (8, 9):
@@ -55,7 +55,7 @@ def test_what_is_not_needed_goes_and_what_is_not_its_own_stays(folder):
 
 
 @pytest.mark.parametrize("size", [0, 50, 150, 4 * 5 * 2 + 127])
-def test_a_damaged_file_is_told_in_one_sentence(folder, size):
+def test_a_damaged_file_gives_a_one_sentence_error(folder, size):
     path = folder / "observations-00000008-envs-0000000-0000004.npy"
     assert path.stat().st_size > size
     os.truncate(path, size)

@@ -96,7 +96,7 @@ def test_rollouts_that_cannot_be_read_are_missed_before_anything_is_trained(
     assert words in found and found.endswith("choose another --run-name.")
 
 
-def test_what_a_resume_writes_anew_is_not_read_from_files_of_before(small, distilled):
+def test_a_resume_does_not_read_files_that_it_writes_again(small, distilled):
     """A kill has left later files, by two workers; one goes on, and its files have other names."""
     folder, state, part = distilled
     config = small()

@@ -55,7 +55,7 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("name", ["ppo", pytest.param("ppo of images", marks=pytest.mark.long)])
-def test_without_lag_a_thread_does_what_ppo_does_in_turn(learner, name):
+def test_without_lag_a_thread_gives_the_results_of_plain_ppo(learner, name):
     found, expected = (
         updated(learner(name, "--lag", 0, kind=k), 3) for k in (PrefetchingLearner, OnPolicyLearner)
     )
@@ -77,7 +77,7 @@ def test_the_ratio_of_ppo_is_to_the_policy_that_acted(learner):
         *(pytest.param(*more, marks=pytest.mark.long) for more in (("dqn", 3), ("sac of a pendulum", 1))),
     ],
 )
-def test_rounds_are_acted_by_the_weights_of_lag_iterations_before(learner, name, lag):
+def test_rounds_are_collected_with_weights_that_are_lag_iterations_old(learner, name, lag):
     """The second one is random at first, until --learning-starts."""
     one, slow = learner(name, "--lag", lag), learner(name)
     specs = {"observation": slow.envs._envs.observation_spec, "action": slow.envs._envs.action_spec}
@@ -129,7 +129,7 @@ def test_a_free_running_learner_continues_from_a_state(learner, name, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["ppo", "sac"])
-def test_two_replicas_are_the_same_run(learner, name):
+def test_two_replicas_give_the_results_of_one(learner, name):
     (history, weights), expected = (updated(learner(name, "--lag", 1, "--replicas", r), 3) for r in (2, 1))
     for name, weight in expected[1].items():
         np.testing.assert_array_equal(weights[name], weight, err_msg=name)

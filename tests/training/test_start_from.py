@@ -92,7 +92,7 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize(
     "algorithm", ["ppo", *(pytest.param(name, marks=pytest.mark.long) for name in ("ppg", "sac"))]
 )
-def test_a_run_begins_with_all_that_was_learned_and_nothing_else(runs, tmp_path, algorithm):
+def test_start_from_takes_everything_learned_and_nothing_else(runs, tmp_path, algorithm):
     there = saved(runs(algorithm))
     flags = ["--seed", 7, "--lr", 0.01, "--start-from", runs(algorithm)]
     state = begun(config_of(algorithm, tmp_path, "second", *flags))
@@ -110,7 +110,7 @@ def test_a_run_begins_with_all_that_was_learned_and_nothing_else(runs, tmp_path,
 
 
 @pytest.mark.long
-def test_it_is_the_same_run_on_any_topology_and_goes_on_with_its_own_checkpoint(small, tmp_path):
+def test_start_from_gives_equal_results_on_any_topology_and_resumes(small, tmp_path):
     small = functools.partial(small, logdir=str(tmp_path), torso="linear", total_steps=256, eval_episodes=8)
     first = tmp_path / "first"
     train(small(run_name="first"))
@@ -135,7 +135,7 @@ def test_a_fixed_temperature_is_the_runs_own(runs, tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
-def test_an_export_alone_gives_weights_their_slow_copies_and_their_scaling(runs, tmp_path, algorithm):
+def test_an_export_alone_gives_weights_target_networks_and_normalisation(runs, tmp_path, algorithm):
     exported = tmp_path / "exported"
     shutil.copytree(runs(algorithm), exported, ignore=shutil.ignore_patterns("checkpoints"))
     state = begun(config_of(algorithm, tmp_path, "second", "--start-from", exported))
@@ -193,7 +193,7 @@ def test_workers_begin_with_the_same_export_or_not_at_all(runs, tmp_path):
     assert all("the workers do not see the same weights in --start-from" in said for said in begin())
 
 
-def test_a_run_that_cannot_be_started_from_is_one_sentence(runs, tmp_path):
+def test_a_run_that_cannot_be_started_from_gives_a_one_sentence_error(runs, tmp_path):
     first = runs("ppo")
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -220,7 +220,7 @@ def test_settings_without_effect_do_not_tell_networks_apart(runs, tmp_path):
     start_from.check(dataclasses.replace(config, free_deviation=not config.free_deviation))
 
 
-def test_weights_of_other_shapes_are_one_sentence(runs, tmp_path):
+def test_weights_of_other_shapes_give_a_one_sentence_error(runs, tmp_path):
     """The settings say that it fits, the checkpoint that it does not."""
     first = tmp_path / "first"
     shutil.copytree(runs("ppo"), first)

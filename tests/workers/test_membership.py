@@ -10,7 +10,7 @@ from tfrl.workers.strategy import resolve_precision
 OWN = {"logdir", "resume", "env_threads", "env_processes", "cluster_timeout", "stall_timeout"}
 
 
-def test_every_setting_counts_but_those_of_a_machine(small):
+def test_workers_compare_all_settings_except_those_of_a_machine(small):
     config = small()
     expected = membership.fingerprint(config)
     for field in dataclasses.fields(config):
@@ -25,7 +25,7 @@ def test_workers_agree_on_whether_an_evaluator_follows_the_run(small):
     assert membership.fingerprint(config, evaluated=True) != membership.fingerprint(config)
 
 
-def test_an_automatic_precision_is_the_one_that_it_means(small):
+def test_workers_compare_the_precision_that_auto_means(small):
     meant = resolve_precision("auto")
     assert membership.fingerprint(small(precision="auto")) == membership.fingerprint(small(precision=meant))
 
@@ -41,7 +41,7 @@ def checksum(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("file", ["tfrl/envs/code.py", "resnet/code.py"])
-def test_any_line_of_code_counts(small, tmp_path, checksum, file):
+def test_workers_compare_every_line_of_code(small, tmp_path, checksum, file):
     before = checksum(small())
     (tmp_path / "tfrl" / "notes.txt").touch()
     (tmp_path / "tests").mkdir()

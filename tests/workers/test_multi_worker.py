@@ -110,7 +110,7 @@ def test_two_workers_of_two_replicas_take_the_steps_of_one_process(tmp_path):
 
 
 @pytest.mark.long
-def test_recurrent_workers_that_are_killed_and_go_on_as_one_process_are_one_run(tmp_path):
+def test_killed_recurrent_workers_resume_exactly_as_one_process(tmp_path):
     """The checkpoint is within an episode, whose memory it has."""
     memory = ("--memory", "lstm", "--memory-size", "16", "--memory-inputs")
     alone, killed = (flags(tmp_path / name, *memory) for name in ("alone", "killed"))
@@ -199,7 +199,7 @@ def test_workers_with_loopback_addresses_listen_for_nobody_on_other_machines(tmp
         pytest.param("evaluation", UPDATES, marks=pytest.mark.long),
     ],
 )
-def test_sigterm_on_one_saves_on_all_and_one_process_goes_on(alone, tmp_path, moment, update):
+def test_sigterm_on_one_worker_saves_on_all_and_one_process_resumes(alone, tmp_path, moment, update):
     command = [*FAULTY, "SIGTERM", "1", moment, str(tmp_path / "marker"), *flags(tmp_path)]
     ends = run_workers(command, command, PHASES=str(tmp_path))
     assert [code for code, _ in ends] == [143, 143], ends
@@ -258,7 +258,7 @@ def cut_off(logdir, run, update):
 
 
 @pytest.mark.long
-def test_two_workers_go_on_with_a_run_of_one(alone, tmp_path):
+def test_two_workers_resume_a_run_of_one_process(alone, tmp_path):
     cut_off(tmp_path, alone / "run", 2)
     ends = run_workers(*[[*TRAIN, *flags(tmp_path)]] * 2)
     assert [code for code, _ in ends] == [0, 0], ends

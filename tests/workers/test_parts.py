@@ -33,7 +33,7 @@ def weights(network):
     ("count", "at_once", "size"),
     [(21, 2, 8), (16, 2, 8), (9, 2, 5), (8, 4, 2), (3, 4, 2), (1, 1, 2), (32, 8, 4), (64, 1, 8)],
 )
-def test_rows_are_mapped_in_parts_whose_filling_is_left_out(count, at_once, size):
+def test_rows_are_mapped_in_parts_without_the_padding(count, at_once, size):
     def sums(part):
         return (
             tf.reduce_sum(part, axis=(1, 2)),
@@ -51,7 +51,7 @@ def test_rows_are_mapped_in_parts_whose_filling_is_left_out(count, at_once, size
 
 
 @pytest.mark.parametrize("at_once", [1, 4])
-def test_a_forward_pass_in_parts_is_that_of_the_whole(network, weights, at_once):
+def test_a_forward_pass_in_parts_equals_that_of_the_whole_batch(network, weights, at_once):
     forward = tf.function(network.forward_pass(on_gpu=False, at_once=at_once))
     expected_outputs = network.outputs(weights, tf.constant(IMAGES))
     for found, expected in zip(forward(weights, IMAGES), expected_outputs, strict=True):
@@ -59,7 +59,7 @@ def test_a_forward_pass_in_parts_is_that_of_the_whole(network, weights, at_once)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_what_a_row_gives_does_not_depend_on_how_many_there_are(network, weights):
+def test_the_result_of_a_row_does_not_depend_on_the_batch_size(network, weights):
     forward = tf.function(network.forward_pass(on_gpu=False, at_once=2), reduce_retracing=True)
     logits, values = forward(weights, IMAGES)
     for count in (1, 2, 7, 16):
@@ -135,7 +135,7 @@ def test_the_order_of_additions_is_that_of_pairwise_sum():
 
 
 @pytest.mark.parametrize("num_steps", [256, 128, 64])
-def test_replicas_add_in_the_order_of_one(small, num_steps):
+def test_replicas_add_in_the_same_order_as_one_replica(small, num_steps):
     for num_envs in range(4, 260, 4):
         config = small(num_envs=num_envs, num_steps=num_steps, num_minibatches=8)
         alone = summed(config, 1)

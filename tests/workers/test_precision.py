@@ -34,18 +34,18 @@ def cpuinfo(folder, *features, name="flags", maker="GenuineIntel"):
         (("avx2",), "float32"),
     ],
 )
-def test_on_a_cpu_auto_is_bfloat16_where_it_has_amx_for_it(tmp_path, features, expected):
+def test_on_a_cpu_with_amx_auto_means_bfloat16(tmp_path, features, expected):
     assert resolve_precision("auto", cpuinfo(tmp_path, *features)) == expected
     for fixed in ("float32", "bfloat16"):
         assert resolve_precision(fixed, tmp_path) == fixed
 
 
 @pytest.mark.parametrize(("feature", "expected"), [("avx512_bf16", "bfloat16"), ("avx512f", "float32")])
-def test_on_amds_avx512_bf16_is_enough(tmp_path, feature, expected):
+def test_on_amds_cpus_avx512_bf16_means_bfloat16(tmp_path, feature, expected):
     assert resolve_precision("auto", cpuinfo(tmp_path, "avx2", feature, maker="AuthenticAMD")) == expected
 
 
-def test_a_system_that_does_not_tell_its_features_has_none(tmp_path):
+def test_an_unknown_system_has_no_cpu_features(tmp_path):
     assert machine.cpuinfo("flags", tmp_path) == ""
     assert resolve_precision("auto", tmp_path) == "float32"
     assert machine.cpuinfo("flags", cpuinfo(tmp_path, "bf16", name="Features")) == ""  # ARM's word

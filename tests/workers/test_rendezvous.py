@@ -62,7 +62,7 @@ def test_a_missing_chief_is_named_when_the_time_is_up():
     assert f"{config.name(0)}, the chief (Connection refused) did not start" in sentence
 
 
-def test_a_host_that_does_not_exist_is_told_with_the_reason():
+def test_a_missing_host_is_reported_with_the_reason():
     cluster = {"chief": ["no-such-host.invalid:2222"], "worker": [f"127.0.0.1:{free_ports(1)[0]}"]}
     text = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
     sentence = Attempt(tf_config.parse(text), timeout=0.5).result()
@@ -70,7 +70,7 @@ def test_a_host_that_does_not_exist_is_told_with_the_reason():
     assert "refused" not in sentence
 
 
-def test_workers_that_differ_hear_it_at_once_and_the_chief_when_its_time_is_up():
+def test_differing_workers_end_at_once_and_the_chief_after_its_timeout():
     cluster = configs(3)
     chief = Attempt(cluster[0], {"lr": "0.1", "code": "abc", "seed": "1"}, timeout=1.5)
     other = Attempt(cluster[1], {"lr": "0.2", "code": "abc", "seed": "1"})
@@ -86,7 +86,7 @@ def test_workers_that_differ_hear_it_at_once_and_the_chief_when_its_time_is_up()
     assert "code" not in sentence.split(";")[0]
 
 
-def test_one_that_differs_is_named_to_all_and_its_successor_is_taken():
+def test_a_differing_worker_is_named_to_all_and_its_successor_is_accepted():
     cluster = configs(3)
     chief, agreeing = Attempt(cluster[0]), Attempt(cluster[1])
     assert "lr is 0.0005 on worker 0" in Attempt(cluster[2], SAME | {"lr": "0.1"}).result()
@@ -98,7 +98,7 @@ def test_one_that_differs_is_named_to_all_and_its_successor_is_taken():
     assert [attempt.result() for attempt in (successor, agreeing, chief)] == [None] * 3
 
 
-def test_where_one_differs_and_one_does_not_come_all_are_to_start_again():
+def test_a_differing_and_a_missing_worker_end_all_for_a_restart():
     cluster = configs(4)
     attempts = [Attempt(cluster[index], timeout=1.5) for index in (0, 1)]
     Attempt(cluster[2], SAME | {"lr": "0.1"}).result()
@@ -109,7 +109,7 @@ def test_where_one_differs_and_one_does_not_come_all_are_to_start_again():
         assert f", {cluster[0].name(3)} did not start within" in sentence
 
 
-def test_another_list_of_workers_is_a_difference_and_such_a_worker_none_of_ours():
+def test_another_list_of_workers_is_named_as_a_difference():
     first, second = configs(2)
     other = json.loads(second.to_json())
     other["cluster"]["worker"].append("127.0.0.1:2222")
@@ -130,7 +130,7 @@ def test_an_index_that_the_chief_does_not_know_is_refused():
     assert [Attempt(second).result(), chief.result()] == [None, None]
 
 
-def test_a_second_process_with_the_same_port_is_told_so():
+def test_a_second_process_with_the_same_port_gets_an_error():
     cluster = configs(2)
     chief = Attempt(cluster[0])
     until(lambda: chief.lines)
@@ -204,7 +204,7 @@ def test_a_worker_that_sends_garbage_is_missing_again():
     assert [attempt.result() for attempt in attempts] == [None] * 3
 
 
-def test_the_chief_has_given_up_its_port_when_it_says_go():
+def test_the_chief_frees_its_port_before_the_start():
     cluster = configs(2)
     chief = Attempt(cluster[0])
     connection, stream = connect_to(chief, cluster[0], hello(cluster[0], 1))
@@ -217,7 +217,7 @@ def test_the_chief_has_given_up_its_port_when_it_says_go():
     assert chief.result() is None
 
 
-def test_a_program_that_is_not_the_chief_is_not_taken_for_it():
+def test_another_program_on_the_chiefs_port_is_not_accepted():
     cluster = configs(2)
     port = tf_config.split_address(cluster[0].workers[0])[1]
     with tf_config.listen(port) as other:
@@ -229,7 +229,7 @@ def test_a_program_that_is_not_the_chief_is_not_taken_for_it():
     assert [Attempt(cluster[0]).result(), worker.result()] == [None, None]
 
 
-def test_a_worker_that_falls_silent_is_missing_and_its_successor_is_taken(monkeypatch):
+def test_a_silent_worker_counts_as_missing_and_its_successor_is_accepted(monkeypatch):
     monkeypatch.setattr(rendezvous, "SILENT_AFTER", 0.5)
     cluster = configs(2)
     chief = Attempt(cluster[0])

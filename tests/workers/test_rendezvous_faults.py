@@ -193,7 +193,7 @@ def test_no_time_out_names_an_empty_list_of_workers(monkeypatch):
     assert waited_for and all(waited_for)
 
 
-def test_a_host_that_cannot_even_be_asked_for_is_told_with_the_reason():
+def test_an_invalid_host_name_is_reported_with_the_reason():
     text = json.dumps({"cluster": {"worker": ["a..b:2222", "127.0.0.1:0"]}, "task": {}})
     text = text.replace("127.0.0.1:0", configs(1)[0].address)
     text = text.replace('"task": {}', '"task": {"type": "worker", "index": 1}')

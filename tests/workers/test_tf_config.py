@@ -26,7 +26,7 @@ def taken_port():
 
 
 @pytest.mark.parametrize("environ", [{}, {"TF_CONFIG": ""}, {"TF_CONFIG": " \n"}])
-def test_unset_or_empty_is_none(environ):
+def test_an_unset_or_empty_tf_config_is_none(environ):
     assert tf_config.read(environ) is None
 
 
@@ -46,7 +46,7 @@ def test_worker_0_is_the_chief_where_none_is_named():
 
 
 @pytest.mark.parametrize(("cluster", "address"), [(ALL_ROLES, "e:2222"), (TWO, None)])
-def test_an_evaluator_is_no_worker_listed_or_not(cluster, address):
+def test_an_evaluator_is_never_counted_as_a_worker(cluster, address):
     config = tf_config.parse(config_text(cluster, "evaluator"))
     assert config.is_evaluator
     assert not config.is_chief
@@ -105,7 +105,7 @@ def test_to_json_round_trip_and_further_keys_are_ignored():
         (config_text({"worker": ["[]:2222"]}), ["'[]:2222'", "host:port"]),
     ],
 )
-def test_each_fault_is_one_sentence_with_the_value_and_what_would_be_right(text, words):
+def test_each_fault_gives_a_one_sentence_error_with_the_value_and_what_would_be_right(text, words):
     with pytest.raises(UserError) as error:
         tf_config.parse(text)
     sentence = str(error.value)
@@ -124,7 +124,7 @@ def test_each_fault_is_one_sentence_with_the_value_and_what_would_be_right(text,
         ("[fe80::1]:2222", ("fe80::1", 2222)),
     ],
 )
-def test_split_address(address, parts):
+def test_an_address_is_split_into_host_and_port(address, parts):
     assert tf_config.split_address(address) == parts
 
 
@@ -147,7 +147,7 @@ def test_a_taken_port_is_found_and_a_free_one_is_left_free(taken_port):
         (("localhost", "a"), "::"),
     ],
 )
-def test_a_worker_listens_elsewhere_only_if_another_one_is_elsewhere(hosts, bound):
+def test_a_worker_listens_on_the_network_only_if_a_worker_is_on_another_machine(hosts, bound):
     with tf_config.listen(0) as listener:
         port = listener.getsockname()[1]
     config = tf_config.parse(config_text({"worker": [f"{hosts[0]}:{port}", f"{hosts[1]}:2222"]}))

@@ -75,7 +75,7 @@ def test_slow_workers_give_equal_weights_after_many_updates(tmp_path, workers):
 
 
 @pytest.mark.long
-def test_no_run_beside_busy_processes_hangs(tmp_path):
+def test_a_busy_machine_does_not_hang_a_run(tmp_path):
     expected = quiet(tmp_path / "alone", updates=12)
     with busy_processes(2):
         for run in range(20):

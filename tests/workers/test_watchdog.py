@@ -45,7 +45,7 @@ def ticks(dogs, count):
     return [said for _ in range(count) for dog in dogs if (said := dog.tick()) is not None]
 
 
-def test_steps_prevent_a_verdict(pair):
+def test_progress_prevents_the_verdict_of_a_stall(pair):
     for _ in range(100):
         for dog in pair:
             dog.beat()
@@ -88,7 +88,7 @@ def test_a_stopped_process_is_distinguished_from_a_waiting_one(pair):
     assert "worker 1 (b:2) has fallen silent in update 5, collecting, at " in said[0]
 
 
-def test_no_verdict_before_the_limit(pair):
+def test_no_stall_is_reported_before_the_limit(pair):
     assert ticks(pair, int(LIMIT) - 1) == []
 
 
@@ -97,7 +97,7 @@ def test_a_worker_without_a_heartbeat_is_named(pair):
     assert "worker 1 (b:2) has fallen silent (it has left no heartbeat)" in said[0]
 
 
-def test_all_at_the_same_place(pair):
+def test_workers_at_the_same_place_are_named_together(pair):
     assert "all of them are in update 5, collecting" in ticks(pair, 15)[0]
 
 
@@ -212,7 +212,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("kind", ["read", "broken", "full"])
-def test_a_stalled_worker_ends_whether_or_not_its_stderr_takes_the_sentence(tmp_path, kind):
+def test_a_stalled_worker_ends_also_if_nobody_reads_its_stderr(tmp_path, kind):
     pipe = contextlib.nullcontext(subprocess.PIPE) if kind == "read" else unread_pipe(kind)
     with pipe as stderr:
         command = [sys.executable, "-c", STALLS, str(tmp_path)]
@@ -223,7 +223,7 @@ def test_a_stalled_worker_ends_whether_or_not_its_stderr_takes_the_sentence(tmp_
         assert done.stderr.endswith("in <module>\n")  # where the main thread is
 
 
-def test_heartbeats_go_with_the_last_worker(pair, tmp_path):
+def test_the_last_worker_removes_the_heartbeats(pair, tmp_path):
     ticks(pair, 1)
     for dog in pair:
         dog.close()
@@ -255,7 +255,7 @@ def deaf(held):
     return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_others_are_asked_at_the_same_time(tmp_path):
+def test_other_workers_are_asked_in_parallel(tmp_path):
     """Twelve that do not answer take no longer than one, and the one that is gone is named."""
     with contextlib.ExitStack() as held, socket.create_server(("127.0.0.1", 0)) as closed:
         names = ["a:1", *(deaf(held) for _ in range(12)), f"127.0.0.1:{closed.getsockname()[1]}"]
@@ -284,7 +284,7 @@ def test_a_single_worker_has_no_watchdog(tmp_path):
 
 
 @pytest.mark.parametrize(("seconds", "code"), [(0.2, -signal.SIGALRM), (60.0, 0)])
-def test_a_deadline_ends_even_a_process_whose_other_threads_have_no_turn(seconds, code):
+def test_a_deadline_ends_a_process_whose_other_threads_cannot_run(seconds, code):
     # A sleep in C that keeps the interpreter to itself, as TensorFlow does while it connects.
     program = (
         "import ctypes\nfrom tfrl.workers.watchdog import deadline\n"
