@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tfrl.networks.network import Network
 
 
-TOLD = ("log_prob", "value", "state")
+EXTRAS = ("log_prob", "value", "state")
 """The names of the extras of actions: log-probabilities and values, float32 [B], and states [B, S]."""
 
 
@@ -154,8 +154,8 @@ class ActingActorCritic(ActingNetwork):
             actions, extras = self.network.act(parameters, noise), {"parameters": parameters}
         else:
             results = self._act_with_extras(*map(tf.convert_to_tensor, (observations, noise, *remembered)))
-            actions, *told = (x.numpy() for x in results)
-            extras = dict(zip(TOLD, told, strict=False))
+            actions, *further = (x.numpy() for x in results)
+            extras = dict(zip(EXTRAS, further, strict=False))
         extras = {name: x.reshape(*size, *x.shape[1:]) for name, x in extras.items()}
         return actions.reshape(*size, *actions.shape[1:]), extras
 
@@ -166,7 +166,7 @@ class ActingActorCritic(ActingNetwork):
         return self.actions_and_extras(self._forward(self._read(), observations, *memory), noise)
 
     def actions_and_extras(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Actions [B, *shape] drawn from outputs, and the arrays that `TOLD` names; some networks have only
+        """Actions [B, *shape] drawn from outputs, and the arrays that `EXTRAS` names; some networks have only
         two.
         """
         policy = self.network.distribution(outputs[0])

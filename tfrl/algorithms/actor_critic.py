@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from tfrl.algorithms.acting import TOLD, ActingActorCritic
+from tfrl.algorithms.acting import EXTRAS, ActingActorCritic
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE
@@ -181,8 +181,8 @@ class ActorCriticAgent(Agent):
             return self.acting.act_with_extras(observations, noise)
         rows = (observations, noise) if memory is None else (observations, noise, memory)
         results = self._act(*map(self._runtime.per_replica, rows))
-        actions, *told = (np.stack(self._runtime.local_results(r)) for r in results)
-        return actions, dict(zip(TOLD, told, strict=False))
+        actions, *further = (np.stack(self._runtime.local_results(r)) for r in results)
+        return actions, dict(zip(EXTRAS, further, strict=False))
 
     def complete(self, rollout: Rollout) -> None:
         """Adds log-probabilities and values to a rollout that NumPy collected with the present weights."""

@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from tfrl.algorithms import ppo
-from tfrl.algorithms.ppo import OF_UPDATES, PPO, PPOAgent, Samples, Totals
+from tfrl.algorithms.ppo import PPO, UPDATE_METRICS, PPOAgent, Samples, Totals
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import NOT_NEGATIVE, Reader
 from tfrl.config.actors import DISTRIBUTED_SECTIONS
@@ -130,7 +130,7 @@ class DrACAgent(PPOAgent):
 
     _config: Config
     means = (*PPOAgent.means, "policy_regularizer", "value_regularizer")
-    metric_names = tuple(f"train/{name}" for name in (*means, *OF_UPDATES, "augmentation"))
+    metric_names = tuple(f"train/{name}" for name in (*means, *UPDATE_METRICS, "augmentation"))
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
@@ -168,13 +168,13 @@ class DrACAgent(PPOAgent):
         name = self._config.augmentations[self._choices[-1] if self._choices else 0]
         return metrics | {"train/augmentation": float(list(AUGMENTATIONS).index(name))}
 
-    def _begin_update(self, totals: Totals, of_targets: np.ndarray) -> None:
-        super()._begin_update(totals, of_targets)
+    def _begin_update(self, totals: Totals, target_statistics: np.ndarray) -> None:
+        super()._begin_update(totals, target_statistics)
         if self._bandit is None:
             return
         # Before that, no augmentation was used for the weights of the rollout.
         if len(self._choices) == self._choices.maxlen:
-            self._bandit.record(self._choices.popleft(), float(of_targets[1]))
+            self._bandit.record(self._choices.popleft(), float(target_statistics[1]))
         self._choices.append(self._bandit.choose(pending=self._choices))
         self._choice.assign(self._choices[-1])
 
@@ -189,7 +189,7 @@ class DrACAgent(PPOAgent):
         """PPO's losses with G_pi and G_V."""
         augmented = self._augmented(samples.observations, samples.extra[0], index)
         logits, values, *_ = self.network.outputs(weights, samples.observations, samples.memory)
-        loss, metrics, ratio = self._losses_of(samples, logits, values)
+        loss, metrics, ratio = self._losses_from_outputs(samples, logits, values)
         augmented_logits, augmented_values, *_ = self.network.outputs(weights, augmented, samples.memory)
         of_policy = losses.categorical_kl(tf.stop_gradient(logits), augmented_logits)
         of_value = losses.value_error(augmented_values, tf.stop_gradient(values))

@@ -355,7 +355,7 @@ def _moments(sums: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 _MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
-OF_UPDATES = ("explained_variance", "grad_norm", "learning_rate", "first_ratio_error")
+UPDATE_METRICS = ("explained_variance", "grad_norm", "learning_rate", "first_ratio_error")
 # Samples times parameters of one compiled call: about a second for a small network, so the progress line
 # moves often.
 _WORK_A_CALL, _GPU_WORK_A_CALL = 10**9, 3 * 10**10
@@ -386,13 +386,13 @@ class Estimates(NamedTuple):
     Attributes:
       advantages, targets: float32 [T, B].
       moments: the mean and deviation of the advantages of every minibatch, float32 [E * M, 2].
-      of_targets: the explained variance and the mean of all targets, float32 [2].
+      target_statistics: the explained variance and the mean of all targets, float32 [2].
     """
 
     advantages: tf.Tensor
     targets: tf.Tensor
     moments: tf.Tensor
-    of_targets: tf.Tensor
+    target_statistics: tf.Tensor
 
 
 class PPOAgent(ActorCriticAgent):
@@ -410,7 +410,7 @@ class PPOAgent(ActorCriticAgent):
 
     _config: Config
     means: tuple[str, ...] = _MEANS
-    metric_names = tuple(f"train/{name}" for name in (*_MEANS, *OF_UPDATES))
+    metric_names = tuple(f"train/{name}" for name in (*_MEANS, *UPDATE_METRICS))
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
@@ -432,7 +432,7 @@ class PPOAgent(ActorCriticAgent):
         step = GradientStep(
             learned=self.network.learned,
             rates=tuple(rates),
-            loss=self._loss,
+            loss=self._minibatch_loss,
             metrics=self.means,
             optimizer=optimizers.of_settings(config, uncorrected_epsilon=True),
             batch_rows=config.rows_per_step,
@@ -491,7 +491,7 @@ class PPOAgent(ActorCriticAgent):
             if epoch == 0:
                 values = np.concatenate([acted_values, self.last_values(rollout)[:, None]], axis=1)
                 estimated = self._estimates(rollout, values, rows)
-                self._begin_update(totals, self._runtime.first(estimated.of_targets).numpy())
+                self._begin_update(totals, self._runtime.first(estimated.target_statistics).numpy())
             elif config.renew_advantages:
                 started = None if rollout.memory is None else rollout.started_memory
                 values = self.values(rollout.observations, rollout.observations.shape[3:], started)
@@ -502,9 +502,9 @@ class PPOAgent(ActorCriticAgent):
                 break
         return totals.metrics() | {"train/learning_rate": config.lr * scale}
 
-    def _begin_update(self, totals: Totals, of_targets: np.ndarray) -> None:
+    def _begin_update(self, totals: Totals, target_statistics: np.ndarray) -> None:
         """Called with the explained variance and the mean target of all replicas, float32 [2]."""
-        totals.explained_variance = float(of_targets[0])
+        totals.explained_variance = float(target_statistics[0])
 
     def _extra_inputs(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
         """Further inputs of the losses for each sample, [R, T, B, ...] each."""
@@ -614,8 +614,8 @@ class PPOAgent(ActorCriticAgent):
         _, unexplained = _moments(sums[2], config.steps_per_update)
         # For constant targets, varying values score 0 (scikit-learn's convention).
         share = tf.where(varies > 0, tf.math.divide_no_nan(unexplained, varies), tf.sign(unexplained))
-        of_targets = tf.cast(tf.stack([1.0 - share, mean_target]), tf.float32)
-        return Estimates(advantages, targets, moments, of_targets)
+        target_statistics = tf.cast(tf.stack([1.0 - share, mean_target]), tf.float32)
+        return Estimates(advantages, targets, moments, target_statistics)
 
     def _rows(self, steps: tf.Tensor) -> tf.Tensor:
         """The rows of each minibatch in the [T * B] arrays, int32 [E * M, b], from `_minibatches`."""
@@ -680,7 +680,7 @@ class PPOAgent(ActorCriticAgent):
         (ends,) = outcome.gathered
         return tf.concat([outcome.means, [outcome.norm]], axis=0), outcome.errors, ends
 
-    def _loss(self, weights: Weights, rows: tf.Tensor, shared: Any) -> Losses:
+    def _minibatch_loss(self, weights: Weights, rows: tf.Tensor, shared: Any) -> Losses:
         """The losses of the samples at rows int32 [b] of the rollout's arrays.
 
         For a recurrent network, the rows are the first steps of sequences.
@@ -707,9 +707,9 @@ class PPOAgent(ActorCriticAgent):
         `index` is the number of the minibatch in the update, int32.
         """
         outputs = self.network.outputs(weights, samples.observations, samples.memory)
-        return self._losses_of(samples, *outputs[:2])
+        return self._losses_from_outputs(samples, *outputs[:2])
 
-    def _losses_of(
+    def _losses_from_outputs(
         self, samples: Samples, parameters: tf.Tensor, values: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
         """The same as `_losses`, from the network's outputs for these samples."""
