@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import functools
 import os
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,7 @@ from tfrl.config.actors import LEARNER, DistributedSettings
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience import exploration, memory
-from tfrl.experience.collector import Collected, Collector, EnvActor, EnvStates, Versioned
+from tfrl.experience.collector import Collected, Collector, EnvActor, Versioned
 from tfrl.experience.rollout import Rollout
 from tfrl.ops.graph import tf
 from tfrl.remote.cluster import Cluster, RayError, end_with_parent, leave_stopping_to_driver, ray, store_bytes
@@ -108,40 +106,6 @@ def serve_weights() -> Any:
     return ray.remote(**options)(ParameterServer).remote()
 
 
-@dataclass
-class _Order:
-    arguments: tuple  # of `RemoteActor.collect`
-    result: Any  # a reference
-
-
-class _RolloutActor(SupervisedActor):
-    """A supervised actor, with the rollouts that were ordered from it."""
-
-    part = "its part"
-    span = "without a rollout"
-
-    def __init__(self, name: str, make: Callable[[], Any], hooks: Hooks) -> None:
-        super().__init__(name, make, hooks)
-        self._orders: deque[_Order] = deque()
-
-    def begin(self, *arguments: Any) -> None:
-        """Orders a rollout by the arguments of `RemoteActor.collect`, or references to them."""
-        self._orders.append(_Order(arguments, self._process.collect.remote(*arguments)))
-
-    def _order_again(self) -> None:
-        for order in self._orders:
-            order.result = self._process.collect.remote(*order.arguments)
-
-    def oldest(self) -> Collected:
-        """Waits for the oldest rollout that was ordered."""
-        return self._answer(lambda: self._orders[0].result)
-
-    def settle(self, after: EnvStates) -> None:
-        """Notes that the oldest rollout is done; `after` is the state of the envs after it."""
-        self._orders.popleft()
-        self._settled(after)
-
-
 class RayCollector(SupervisedActors):
     """The envs of a run in several processes on Ray; follows `tfrl.training.prefetch.PrefetchCollector`.
 
@@ -198,7 +162,7 @@ class RayCollector(SupervisedActors):
         self._newest: Versioned | None = None
         self._server: Any = serve_weights() if config.free_running else None
         self._hooks = Hooks(config.actor_timeout, raise_if_stopped, tell, self._cluster, self._look)
-        self._open(_RolloutActor(f"actor {i}", functools.partial(make, i), self._hooks) for i in actors)
+        self._open(SupervisedActor(f"actor {i}", functools.partial(make, i), self._hooks) for i in actors)
         self.began = self.get_state()
 
     def offer(self, weights: Versioned) -> None:
@@ -214,11 +178,10 @@ class RayCollector(SupervisedActors):
 
     def begin(self, number: int, weights: Versioned | None) -> None:
         """Orders rollout `number` from all actors, acted by `weights` or the newest ones."""
-        self._hooks.begin()
         self._cluster.check()
         reference = None if weights is None else ray.put(weights)
         for actor in self._actors:
-            actor.begin(number, reference, self._server)
+            actor.order("collect", number, reference, self._server)
 
     def take(self) -> Rollout:
         """Waits for the oldest ordered rollout. The next call reuses its buffers."""

@@ -14,9 +14,6 @@ from tfrl.experience.collector import EnvStates, Observer, Seen
 from tfrl.remote.cluster import Cluster, end_with_parent, leave_stopping_to_driver, ray
 from tfrl.remote.supervised_actors import Hooks, Ready, SupervisedActor, SupervisedActors, ready
 
-Order = tuple[np.ndarray, np.ndarray]
-"""Arguments of `Observer.step`: actions [n, *shape], and which of n envs play, bool [n]."""
-
 
 class RemoteObserver:
     """An `Observer` in a process of its own, which needs no TensorFlow; made on Ray.
@@ -37,64 +34,13 @@ class RemoteObserver:
             self._observer.set_state(states)
         return ready(self.place(), self._observer.exact_state)
 
-    def play(self, orders: Sequence[Order]) -> Seen:
-        """Takes one or more steps; returns the outcome of the last."""
-        for actions, playing in orders:
-            seen = self._observer.step(actions, playing)
-        return seen
+    def step(self, actions: np.ndarray, playing: np.ndarray) -> Seen:
+        """Does the same as `Observer.step`."""
+        return self._observer.step(actions, playing)
 
     def place(self) -> EnvStates:
         """The present states of the envs."""
         return self._observer.get_state()
-
-
-class _ObserverActor(SupervisedActor):
-    """A supervised observer, with the orders of the present episode."""
-
-    part = "the episode"
-    span = "within one episode"
-
-    def __init__(self, name: str, make: Callable[[], Any], hooks: Hooks) -> None:
-        super().__init__(name, make, hooks)
-        self._orders: list[Order] = []  # since `after`
-        self._asked = 1  # steps that the newest answer takes
-        self._settles = False
-        self._newest: Any = None  # a reference
-
-    def order(self, actions: np.ndarray, playing: np.ndarray) -> None:
-        """Begins a step."""
-        self._hooks.begin()
-        self._orders.append((actions, playing))
-        self._asked = 1
-        self._newest = self._process.play.remote(self._orders[-1:])
-
-    def _order_again(self) -> None:
-        self._asked = max(1, len(self._orders))
-        if self._orders:
-            self._newest = self._process.play.remote(self._orders)
-        if self._settles:
-            self._newest = self._process.place.remote()
-
-    def _patience(self) -> float:
-        return self._asked * self._hooks.timeout
-
-    def seen(self) -> Seen:
-        """Waits for the outcome of the step."""
-        return self._answer(lambda: self._newest)
-
-    def begin_to_settle(self) -> None:
-        """Asks for the states of the envs, whose episodes have ended."""
-        self._settles = True
-        self._newest = self._process.place.remote()
-
-    def place(self) -> EnvStates:
-        """Waits for these states."""
-        return self._answer(lambda: self._newest)
-
-    def settle(self, place: EnvStates) -> None:
-        """Notes that the episode is done: a new process would begin at `place`."""
-        self._settled(place)
-        self._orders, self._asked, self._settles = [], 1, False
 
 
 class RayObservers(SupervisedActors):
@@ -127,7 +73,7 @@ class RayObservers(SupervisedActors):
             return kind.remote(spec, list(range(config.num_envs)[self._slices[index]]))
 
         observers = range(config.observers)
-        self._open(_ObserverActor(f"observer {i}", functools.partial(make, i), hooks) for i in observers)
+        self._open(SupervisedActor(f"observer {i}", functools.partial(make, i), hooks) for i in observers)
         self._show()
 
     def _show(self) -> None:
@@ -154,10 +100,10 @@ class RayObservers(SupervisedActors):
             (actor, at) for actor, at in zip(self._actors, self._slices, strict=True) if playing[at].any()
         ]
         for actor, at in asked:
-            actor.order(actions[at], playing[at])
+            actor.order("step", actions[at], playing[at])
         seen = Seen(np.zeros(len(playing), np.float32), self.observation.copy(), np.zeros(len(playing), bool))
         for actor, at in asked:
-            for whole, part in zip(seen, actor.seen(), strict=True):
+            for whole, part in zip(seen, actor.newest(), strict=True):
                 whole[at] = part
         self.observation = seen.observation
         return seen
@@ -165,8 +111,8 @@ class RayObservers(SupervisedActors):
     def settle(self) -> None:
         """Notes the states of the envs, at which the replacement of a process that dies begins."""
         for actor in self._actors:
-            actor.begin_to_settle()
-        places = [actor.place() for actor in self._actors]
+            actor.order("place")
+        places = [actor.newest() for actor in self._actors]
         for actor, place in zip(self._actors, places, strict=True):  # a stop may come before all are there
             actor.settle(place)
 

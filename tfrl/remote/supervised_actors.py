@@ -77,15 +77,19 @@ class Hooks:
                 raise SystemExit(stopped.code) from None
 
 
+class _GoneError(Exception):
+    """A process has died or hangs; the text says which, as the second half of a sentence."""
+
+
 class SupervisedActor:
     """An actor on Ray with its envs and its open orders. If its process dies or hangs, another takes over.
 
-    The process has a method `begin_at(states or None)` that returns `Ready`. A subclass gives the orders, and
-    repeats the open ones to a new process.
+    An order is a call of a method of the process. Orders stay open until they are settled: a new process
+    begins at the last settled state and repeats the open orders.
 
     Args:
       name: its name in messages.
-      make: makes the process.
+      make: makes the process. It has a method `begin_at(states or None)` that returns `Ready`.
       hooks: those of the run.
 
     Attributes:
@@ -93,14 +97,12 @@ class SupervisedActor:
       exact_state: True if envs continue exactly from such a state.
     """
 
-    part: str
-    """Words for what a new process repeats."""
-    span: str
-    """Words for the stretch in which a process may die three times."""
-
     def __init__(self, name: str, make: Callable[[], Any], hooks: Hooks) -> None:
         self._name, self._make, self._hooks = name, make, hooks
         self._deaths = 0
+        self._orders: list[tuple[str, tuple[Any, ...]]] = []  # open: methods and arguments
+        self._results: list[Any] = []  # of these: references
+        self._answered = 0  # open orders that this process has done
         self.after = EnvStates([], [], np.empty(0), np.empty(0, bool))  # until it is ready
         self.exact_state = False
         self._start()
@@ -112,14 +114,48 @@ class SupervisedActor:
         states = dict(zip(self.after.indices, self.after.states, strict=True)) or None
         self._ready = self._process.begin_at.remote(states)  # a reference
 
-    def _order_again(self) -> None:
-        """Repeats the open orders to a new process."""
-        raise NotImplementedError
+    def order(self, method: str, *arguments: Any) -> None:
+        """Orders a call, by arguments or references to them; returns at once."""
+        self._hooks.begin()
+        self._orders.append((method, arguments))
+        self._results.append(getattr(self._process, method).remote(*arguments))
+
+    def oldest(self) -> Any:
+        """Waits for the result of the oldest open order."""
+        return self._result(0)
+
+    def newest(self) -> Any:
+        """Waits for the result of the newest open order."""
+        return self._result(len(self._orders) - 1)
+
+    def _result(self, number: int) -> Any:
+        """The result of an open order. Each order before it has its own time, also if it is repeated."""
+        while True:
+            at = min(self._answered, number)
+            try:
+                result = self._wait(self._results[at], self._hooks.timeout)
+            except _GoneError as gone:
+                self._replace(str(gone))
+                self.wait_until_ready()
+                continue
+            self._answered = max(self._answered, at + 1)
+            if at == number:
+                return result
+            self._results[at] = None  # frees its memory
+
+    def settle(self, after: EnvStates) -> None:
+        """Settles the orders that have been waited for: a new process would begin at `after`."""
+        del self._orders[: self._answered], self._results[: self._answered]
+        self.after, self._answered, self._deaths = after, 0, 0
 
     def wait_until_ready(self) -> None:
         """Waits until the process is ready, or the run was told to stop: Ray may have no CPU for it."""
-        seconds = max(_START_SECONDS, self._hooks.timeout)
-        found = self._wait(lambda: self._ready, lambda: seconds, self._look_at_start)
+        while True:
+            try:
+                found = self._wait(self._ready, max(_START_SECONDS, self._hooks.timeout), self._look_at_start)
+                break
+            except _GoneError as gone:
+                self._replace(str(gone))
         self.after, self.exact_state = found.place, found.exact_state
         if self._deaths and not found.exact_state:
             self._hooks.tell(f"{self._name}'s envs cannot be restored exactly and begin new episodes")
@@ -140,33 +176,18 @@ class SupervisedActor:
         self.after = self.after._replace(indices=list(mine), states=list(mine.values()))
         self.wait_until_ready()
 
-    def _answer(self, reference: Callable[[], Any]) -> Any:
-        """The answer to an order. `reference` gives another one after the process was replaced."""
-        return self._wait(reference, self._patience, lambda: None)
-
-    def _patience(self) -> float:
-        """The seconds that the answer may take; longer if a new process repeats many orders."""
-        return self._hooks.timeout
-
-    def _settled(self, after: EnvStates) -> None:
-        """Notes that an order is done: a new process would begin at `after`."""
-        self.after, self._deaths = after, 0
-
-    def _wait(
-        self, reference: Callable[[], Any], patience: Callable[[], float], look: Callable[[], None]
-    ) -> Any:
-        timeout = patience()
+    def _wait(self, reference: Any, timeout: float, look: Callable[[], None] = lambda: None) -> Any:
+        """The answer of the process. Raises _GoneError if it has died or takes longer than `timeout`."""
         end = time.monotonic() + timeout
         while True:
             try:
-                return ray.get(reference(), timeout=_POLL_SECONDS)
+                return ray.get(reference, timeout=_POLL_SECONDS)
             except ray.exceptions.GetTimeoutError:
                 self._hooks.cluster.check()
                 self._hooks.look()
                 look()
-                if time.monotonic() < end:
-                    continue
-                reason = f"has not answered for {timeout:g} s"
+                if time.monotonic() >= end:
+                    raise _GoneError(f"has not answered for {timeout:g} s") from None
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, EnvError):  # its sentence is complete
                     raise error.cause from None
@@ -174,11 +195,7 @@ class SupervisedActor:
             except RayError as error:
                 if getattr(error, "actor_init_failed", False):  # and would fail again
                     raise TrainingError(f"{self._name} failed: {str(error).splitlines()[-1]}") from None
-                reason = "has died"
-            self._replace(reason)
-            self.wait_until_ready()
-            timeout = patience()
-            end = time.monotonic() + timeout
+                raise _GoneError("has died") from None
 
     def _replace(self, reason: str) -> None:
         """Starts another process in place of one that is gone; it repeats the open orders."""
@@ -186,12 +203,13 @@ class SupervisedActor:
         self._hooks.cluster.check()
         self._deaths += 1
         if self._deaths > _MAX_DEATHS:
-            raise TrainingError(f"{self._name} {reason}, {self._deaths} times in a row {self.span}")
-        self._hooks.tell(f"{self._name} {reason}; another process replaces it and repeats {self.part}")
+            raise TrainingError(f"{self._name} {reason}, {self._deaths} times in a row without a result")
+        self._hooks.tell(f"{self._name} {reason}; another process replaces it and repeats its part")
         self.kill()
         free = free_cpus(1)
         self._start()
-        self._order_again()
+        self._answered = 0
+        self._results = [getattr(self._process, name).remote(*given) for name, given in self._orders]
         if free < 1:
             self._hooks.tell(f"{self._name} waits until Ray has a CPU free for it")
             self._told_late = True
@@ -216,7 +234,7 @@ class SupervisedActors:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._actors: list[Any] = []
+        self._actors: list[SupervisedActor] = []
 
     def _open(self, actors: Iterable[SupervisedActor]) -> None:
         """Makes the actors, and waits until all are ready."""
