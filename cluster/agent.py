@@ -4,8 +4,8 @@ The agent reads one JSON line from stdin, {"command", "environment", "directory"
 for each signal to pass on: T (SIGTERM), I (SIGINT), K (SIGKILL). When stdin ends, the launcher is gone
 (killed, or its connection lost): the worker gets SIGTERM, so that it can save, and `grace` seconds later
 SIGKILL. The exit code is the worker's, or 128 + the signal that killed it, or 2 if it cannot be started. The
-worker writes to the agent's stdout and stderr. The agent itself writes only single bytes to stderr: STARTED,
-and SAVED whenever the worker sends a datagram to the socket that TFRL_SAVED names, after a checkpoint.
+worker writes to the agent's stdout and stderr, after each checkpoint also the content of TFRL_SAVED. The
+agent itself writes only STARTED to stderr.
 
 A stop of the whole job may signal launcher, agent and worker at once. So an agent tells its worker only once
 to stop: a byte or the end of stdin may come much later, and the worker would take it for a second request and
@@ -23,7 +23,6 @@ import math
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -44,13 +43,10 @@ def main() -> int:
     if not line:
         return 128 + signal.SIGTERM  # the launcher is gone already
     order = json.loads(line)
-    saves = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    name = f"tfrl-{os.getpid()}-{time.time_ns()}"
-    saves.bind(f"\0{name}")  # Linux keeps such names, without a file
     try:
         process = subprocess.Popen(
             order["command"],
-            env={**os.environ, **order["environment"], "TFRL_SAVED": name},
+            env={**os.environ, **order["environment"], "TFRL_SAVED": SAVED.decode()},
             cwd=order["directory"],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -61,7 +57,8 @@ def main() -> int:
         what = f"enter the folder {error.filename}" if enters else f"start {order['command'][0]!r}"
         print(f"error: cannot {what}: {error.strerror}", file=sys.stderr)
         return 2
-    _say(STARTED)
+    with contextlib.suppress(OSError):  # the launcher is gone, and stdin is about to end
+        os.write(2, STARTED)
     told = False
 
     def send(number: int) -> None:
@@ -82,23 +79,19 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
     selector = selectors.DefaultSelector()
-    for fd in (0, saves.fileno()):
-        selector.register(fd, selectors.EVENT_READ)
+    selector.register(0, selectors.EVENT_READ)
     kill_at = math.inf
     while process.poll() is None:
         for key, _ in selector.select(0.1):
             data = os.read(key.fd, 1 << 16)
-            if key.fd == saves.fileno():
-                _say(SAVED)
-            else:
-                if not data:
-                    selector.unregister(key.fd)
-                    kill_at = time.monotonic() + order["grace"]
-                for number in [SIGNALS[byte] for byte in data] or [signal.SIGTERM]:
-                    if number == signal.SIGKILL:
-                        send(number)
-                    elif not told:
-                        pass_on(number)
+            if not data:
+                selector.unregister(key.fd)
+                kill_at = time.monotonic() + order["grace"]
+            for number in [SIGNALS[byte] for byte in data] or [signal.SIGTERM]:
+                if number == signal.SIGKILL:
+                    send(number)
+                elif not told:
+                    pass_on(number)
         if time.monotonic() >= kill_at:
             send(signal.SIGKILL)
     send(signal.SIGKILL)  # whatever the worker left behind would hold ports and GPUs
@@ -111,11 +104,6 @@ def _begin_worker() -> None:
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-
-
-def _say(byte: bytes) -> None:
-    with contextlib.suppress(OSError):  # the launcher is gone, and stdin is about to end
-        os.write(2, byte)
 
 
 if __name__ == "__main__":

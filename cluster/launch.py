@@ -282,12 +282,10 @@ class Team:
     def _copy(self, index: int, stream: str, source: BinaryIO) -> None:
         """Copies the output of a worker to its end, in a thread of its own."""
         while data := source.read(1 << 16):
-            if stream == "stderr":  # it also has messages of the agent
-                if STARTED in data:
-                    self.started.add(index)
-                self.saved = self.saved or SAVED in data
-                data = data.translate(None, STARTED + SAVED)
-            self._output.write(index, stream, data)
+            if STARTED in data:
+                self.started.add(index)
+            self.saved = self.saved or SAVED in data
+            self._output.write(index, stream, data.translate(None, STARTED + SAVED))
 
     @property
     def running(self) -> bool:

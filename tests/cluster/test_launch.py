@@ -79,12 +79,7 @@ def test_it_gives_up_after_max_restarts_and_tells_the_reason(tmp_path):
     )
 
 
-SAVES = """
-def saved():
-    place = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    place.sendto(b"saved", "\\0" + os.environ["TFRL_SAVED"])
-import socket
-"""
+SAVES = "saved = lambda: print(os.environ['TFRL_SAVED'], end='', file=sys.stderr, flush=True)\n"
 
 
 def test_waits_for_restarts_grow_fourfold_until_a_checkpoint(tmp_path):

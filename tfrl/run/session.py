@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import shlex
-import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from tfrl.cli.errors import EnvError, PeerError, TrainingError, UserError
 from tfrl.cli.settings import SETTINGS_FILE, Settings, to_yaml
-from tfrl.cli.streams import once
+from tfrl.cli.streams import once, surviving
 from tfrl.run import files, results
 from tfrl.run.checkpoint import (
     Checkpoint,
@@ -336,11 +336,8 @@ class Session:
 
 def _tell_launcher() -> None:
     """Tells cluster.launch about a new checkpoint. It then counts restarts from 0."""
-    name = os.environ.get("TFRL_SAVED")
-    if name:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as place:
-            place.setblocking(False)
-            place.sendto(b"saved", f"\0{name}")
+    with surviving(sys.stderr):
+        print(os.environ.get("TFRL_SAVED", ""), end="", file=sys.stderr, flush=True)
 
 
 # Rows of the table before training
