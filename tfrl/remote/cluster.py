@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tfrl.cli import signals
 from tfrl.cli.errors import PeerError, TrainingError, UserError
 from tfrl.config.actors import LEARNER, DistributedSettings
@@ -187,20 +189,15 @@ def _end_own() -> None:
     ray.shutdown()
     if node is None:
         return
-    started = [pid for info in node.all_processes.get("raylet", ()) for pid in _children(info.process.pid)]
+    raylets = node.all_processes.get("raylet", ())
+    started: list[psutil.Process] = []
+    for raylet in raylets:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            started += psutil.Process(raylet.process.pid).children()
     node.kill_all_processes(check_alive=False)
-    for pid in started:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _children(pid: int) -> list[int]:
-    """The ids of a process's children, by Linux's /proc."""
-    try:
-        threads = list(Path(f"/proc/{pid}/task").iterdir())
-        return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-    except OSError:  # it has ended
-        return []
+    for process in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def store_bytes(config: DistributedSettings, num_envs: int) -> int:

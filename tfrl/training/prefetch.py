@@ -9,10 +9,10 @@ weights at its start collect a rollout; they are at most `lag` updates old, as i
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
 import numpy as np
@@ -87,24 +87,16 @@ class ThreadCollector:
         self._newest = Versioned(0, {})  # until the first offer
         self._steps = 0
         self._closed = False
-        self._begun: queue.SimpleQueue[tuple[int, Versioned | None] | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Collected | BaseException] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="actor", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="actor")
+        self._begun: deque[Future[Collected]] = deque()
 
-    def _run(self) -> None:
-        while (order := self._begun.get()) is not None:
-            number, weights = order
-            try:
-                self._done.put(self._actor.collect(number, weights or self._newest, self._on_step))
-            except BaseException as error:  # for the thread that waits for it
-                self._done.put(error)
-                return
+    def _collect(self, number: int, weights: Versioned | None) -> Collected:
+        return self._actor.collect(number, weights or self._newest, self._on_step)
 
     def _on_step(self, t: int) -> None:
         self._steps += 1
         if self._closed:
-            raise _ClosedError
+            raise CancelledError
 
     def offer(self, weights: Versioned) -> None:
         """Takes the newest weights, for rollouts that are begun without any."""
@@ -112,21 +104,16 @@ class ThreadCollector:
 
     def begin(self, number: int, weights: Versioned | None) -> None:
         """Requests rollout `number`, to be collected with `weights` or the newest ones."""
-        self._begun.put((number, weights))
+        self._begun.append(self._thread.submit(self._collect, number, weights))
 
     def take(self) -> Rollout:
         """Waits for the oldest requested rollout."""
-        seen = self._steps
-        while True:
-            try:
-                collected = self._done.get(timeout=_POLL_SECONDS)
-                break
-            except queue.Empty:
-                if self._steps != seen:  # so that the watchdog finds an env that hangs
-                    seen = self._steps
-                    self._watchdog.beat()
-        if isinstance(collected, BaseException):
-            raise collected
+        seen, oldest = self._steps, self._begun.popleft()
+        while wait([oldest], _POLL_SECONDS).not_done:
+            if self._steps != seen:  # so that the watchdog finds an env that hangs
+                seen = self._steps
+                self._watchdog.beat()
+        collected = oldest.result()
         self.began, self._after = self._after, collected.after
         return collected.rollout
 
@@ -143,13 +130,8 @@ class ThreadCollector:
     def close(self) -> None:
         """Stops the thread at the end of a step, and the envs."""
         self._closed = True
-        self._begun.put(None)
-        self._thread.join()
+        self._thread.shutdown(cancel_futures=True)
         self._actor.collector.close()
-
-
-class _ClosedError(Exception):
-    """The collector was closed during the rollout."""
 
 
 def make_prefetch_collector(

@@ -11,10 +11,8 @@ import json
 import os
 import re
 import socket
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tfrl.cli.errors import UserError
@@ -241,15 +239,12 @@ def close_to_network(config: TFConfig) -> bool:
     TensorFlow's server listens on all interfaces, and there is no option for it. Linux from version 5.7 on
     can bind the listening socket to the loopback interface afterwards.
     """
+    import psutil  # here, because a bad setting is to be found at once
+
     port, closed = split_address(config.address or "")[1], False
-    with contextlib.suppress(OSError):
-        for path in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(OSError):  # closed in the meantime
-                if stat.S_ISSOCK(path.stat().st_mode):
-                    with socket.socket(fileno=os.dup(int(path.name))) as each:
-                        own = each.family in (socket.AF_INET, socket.AF_INET6)
-                        listens = own and each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                        if listens and each.getsockname()[1] == port:
-                            each.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
-                            closed = True
+    for each in psutil.Process().net_connections():
+        if each.status == psutil.CONN_LISTEN and each.laddr.port == port:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(each.fd)) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
+                closed = True
     return closed

@@ -63,7 +63,7 @@ class Heartbeat:
         return self.phases, self.steps
 
     def __str__(self) -> str:
-        return f"in update {self.update + 1}, {self.phase}, at {self.at}"
+        return f"in update {self.update + 1}, {self.phase}, at {self.at} (call {self.steps + 1})"
 
 
 class _Peer:
@@ -241,23 +241,14 @@ class Watchdog:
             if peer.silent >= FROZEN_LOOKS and not (peer.last and peer.last.phase == CONNECTING)
         ]
         left = {w: heartbeat for w, heartbeat in said.items() if heartbeat is not None}
-        progress = {w: heartbeat.progress for w, heartbeat in left.items()}
-        least = min(progress.values())
-        behind = [w for w in progress if progress[w] == least < max(progress.values())]
+        ahead = max(left, key=lambda w: left[w].progress)
+        least = min(heartbeat.progress for heartbeat in left.values())
+        behind = [w for w in left if left[w].progress == least < left[ahead].progress]
         if frozen:
             found = self._silent(said, frozen)
         elif behind:
-            ahead = max(progress, key=progress.__getitem__)
-            places = {(left[w].phase, left[w].at) for w in (*behind, ahead)}
-            if len(places) == 1:  # nothing hangs, but they have made different numbers of calls
-                here = [(self._name(w), left[w]) for w in sorted((*behind, ahead))]
-                calls = [
-                    f"{name} in update {h.update + 1}, {h.phase}, call {h.steps + 1}" for name, h in here
-                ]
-                found = f"the workers wait in different calls: {'; '.join(calls)}"
-            else:
-                found = "; ".join(f"{self._name(w)} is stuck {said[w]}" for w in behind)
-                found += f"; {self._name(ahead)} waits {said[ahead]}"
+            found = "; ".join(f"{self._name(w)} is stuck {left[w]}" for w in behind)
+            found += f"; {self._name(ahead)} waits {left[ahead]}"
         else:
             found = f"all of them are {self._own}"
         return f"no worker has made a step for {seconds:.0f} s: {found}; start all workers again"
