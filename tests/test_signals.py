@@ -122,9 +122,8 @@ def test_a_trainer_that_still_imports_ends_without_a_trace_and_says_so(tmp_path,
 @pytest.mark.parametrize("interrupt", [signal.SIG_DFL, signal.SIG_IGN])
 @pytest.mark.parametrize("module", ["tfrl.ppo_procgen", "resnet.train"])
 def test_a_command_that_has_only_begun_ends_by_ctrl_c_without_a_traceback(tmp_path, module, interrupt):
-    """Before its own handlers stand: while Python imports what the command needs.
-
-    What a script starts in the background begins with Ctrl-C ignored.
+    """Ctrl-C comes during Python's imports, before tfrl has signal handlers. A background process of a script
+    would ignore it.
     """
     command = [sys.executable, "-X", "importtime", "-m", module, "--logdir", str(tmp_path)]
     job = Job(command, tmp_path, interrupt)

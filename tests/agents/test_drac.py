@@ -144,7 +144,7 @@ def test_one_step_equals_adam_on_the_oracles_gradient(make, name):
 
 
 def test_each_pass_augments_differently(make):
-    """The weights stay as they are, so the regularisers are the means over two passes of the oracle's."""
+    """The weights do not change, so the regularisers are means over two passes of the oracle."""
     config = small(lr=1e-30, num_minibatches=1, epochs=2)
     learner = make(config)
     learner.session.step = 5
@@ -176,7 +176,7 @@ def test_two_replicas_give_the_results_of_one(make, augmentation):
 @pytest.mark.long
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_restored_agent_continues_bit_for_bit(make, lag):
-    """Without lag, the bandit has tried all that suit catch by then, and chooses by what they earned."""
+    """By then the bandit has tried all augmentations that fit catch, and chooses by their returns."""
     from learners import updated
 
     from tfrl.training.command import learner_class
@@ -210,7 +210,7 @@ def test_a_state_without_lag_is_restored(make):
 
 @pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_the_bandit_gets_the_mean_target_after_its_choice(make, lag):
-    """Of the rollout that was acted by the weights that the choice's update left, `lag` updates later."""
+    """Targets of the rollout that the weights after the choice collected, `lag` updates later."""
     from tfrl.training.command import learner_class
 
     config = small(augment="ucb", lr=1e-3, lag=lag)

@@ -176,7 +176,7 @@ def every_second_env(rollout, first):
 
 
 def test_a_minibatch_is_the_whole_rollouts_of_every_nth_env(learner):
-    """Two gradient steps of a rollout are those of its even and of its odd envs alone."""
+    """Of two gradient steps, the first learns from the even envs and the second from the odd ones."""
     whole = learner(small(lag=0, lr=1e-3))
     halves = learner(small(lag=0, lr=1e-3, num_minibatches=1, num_envs=4))
     rollout = whole.collect()
@@ -241,7 +241,7 @@ def test_any_number_of_replicas_gives_equal_results(learner, replicas):
     [(1, 3), *(pytest.param(*more, marks=pytest.mark.long) for more in ((0, 2), (1, 0), (3, 2)))],
 )
 def test_a_restored_learner_continues_bit_for_bit(learner, lag, at):
-    """Before the first update too, where nothing is behind; on another number of replicas."""
+    """The state is also taken before the first update, and restored on another number of replicas."""
     config = small(lag=lag, lr=1e-2)
     whole, before = learner(config), learner(config)
     expected = run(whole, 5)[at:]

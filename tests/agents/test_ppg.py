@@ -134,7 +134,7 @@ def test_two_replicas_give_the_results_of_one(small, tmp_path, memory):
 
 @pytest.mark.long
 def test_the_auxiliary_phase_begins_with_the_old_recurrent_policy(small):
-    """It is if each sequence begins with the memory that it was acted with."""
+    """This holds if each sequence begins with the stored recurrent state."""
     learner = make(small(**RECURRENT))
     agent, divergences = learner.agent, []
     weights = agent.get_weights()

@@ -258,7 +258,7 @@ def test_the_kl_stop_ends_the_update_early(small, learner):
 
 
 def test_the_kl_stop_and_the_ratio_error_include_all_replicas(small, learner):
-    """One of two seems to have moved, by as much in each sample: the mean is half its divergence."""
+    """Only one of two replicas sees another policy, so the mean is half of its divergence."""
     agent = learner(small(replicas=2, lr=0.0, target_kl=0.004))
     # Divergences of 0.005 and 0.021: its own would end the first update, and the other's never the second.
     for moved, log_ratio, steps in ((0, 0.1, 8), (1, 0.2, 8 + 1)):
@@ -339,7 +339,7 @@ def test_sampled_actions_follow_the_policy(small, learner):
 
 
 def test_autograph_rewrites_the_loop_over_gradient_steps_and_little_else(small, learner, converted):
-    """It takes longer than TensorFlow does for all the rest of a process's first call."""
+    """AutoGraph would take longer than all other work of TensorFlow in a process's first call."""
     learner(small()).update()
     assert "PPOAgent._take_steps" in converted and "PPOAgent._train_step" not in converted
     assert len({*converted}) < 8, converted

@@ -33,7 +33,7 @@ def state(learner):
     ],
 )
 def test_1_2_and_4_replicas_give_equal_results(learner, env, counts):
-    """Weights, optimizer, the moments of rewards and observations, episodes: three updates of each."""
+    """Three updates have equal weights, optimizers, moments of rewards and observations, and episodes."""
     runs, cut = [], 0
     for replicas in counts:
         made = learner(of(env, "--replicas", str(replicas)))
@@ -105,7 +105,7 @@ def test_advantages_of_a_rollout_whose_episodes_end_or_are_cut_off(learner, flag
 
 
 def test_training_uses_the_normalisation_of_the_rollout(learner):
-    """The first ratio of an update is 1, though mean and deviation have moved since the rollout before."""
+    """The first ratio of an update is 1, although mean and deviation have changed since the last rollout."""
     made = learner(of("InvertedDoublePendulum-v5"))
     for number in range(3):
         scale = made.weights()["observations/scale"].copy()

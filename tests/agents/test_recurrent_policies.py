@@ -52,7 +52,7 @@ def sharpened(learner):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_replicas_give_equal_results(tmp_path, algorithm, env, flags, replicas):
-    """Images and vectors, in PPO, DrAC and IMPALA."""
+    """Tests images and vectors with PPO, DrAC and IMPALA."""
     runs = []
     for count in replicas:
         learner = make(tmp_path, *env, *flags, "--replicas", count, algorithm=algorithm)
@@ -65,7 +65,7 @@ def test_replicas_give_equal_results(tmp_path, algorithm, env, flags, replicas):
 
 @pytest.mark.parametrize("flags", [KINDS[0], pytest.param(KINDS[1], marks=pytest.mark.long)])
 def test_training_uses_the_recurrent_states_of_the_rollout(tmp_path, flags):
-    """Its log-probabilities and values are those of a computation step by step; the first ratio is 1."""
+    """Log-probabilities and values equal a computation step by step, so the first ratio is 1."""
     learner = sharpened(make(tmp_path, *VECTORS, *flags, kind=learners.Stepwise))
     with_rewards = "--memory-inputs" in flags
     network = learner.agent.network
@@ -113,7 +113,7 @@ def test_training_uses_the_recurrent_states_of_the_rollout(tmp_path, flags):
     ids=lambda memory: memory[0],
 )
 def test_a_sign_is_remembered_for_ten_steps(tmp_path, memory):
-    """Without memory, a right answer is a matter of luck."""
+    """Without memory, only luck gives a right answer."""
     flags = ("--num-envs", "32", "--num-steps", "33", "--epochs", "4", "--gamma", "0.99")
     flags += ("--num-minibatches", "4" if memory[0] == "lstm" else "3", "--lr-schedule", "constant")
     learner = make(

@@ -90,7 +90,7 @@ def test_a_step_equals_the_optimizer_on_the_slow_losss_gradient(flags):
 
 
 def test_waiting_envs_do_not_change_the_gradient():
-    """Whatever stands in their place."""
+    """Their rows may contain any numbers."""
     found = []
     for filler in (0.0, 7.0):
         _, agent = make_agent()

@@ -200,7 +200,7 @@ def test_double_dueling_dqn_equals_a_slow_reference():
 
 
 def test_unused_batches_change_nothing():
-    """Steps of 2 batches out of K are those of 2 alone, which another program of the same agent takes."""
+    """A call with 2 used batches of K equals a call with 2 batches."""
     _, agent = make_agent("dqn", *DOUBLE_DUELING)
     batch, noise = make_batch(agent, np.random.default_rng(5), 4, 2)
     before, found = agent.get_state(), []
@@ -408,13 +408,13 @@ def test_numpy_acts_as_tensorflow_does(algorithm, env):
 
 
 def test_numpy_does_not_act_for_a_network_of_bfloat16():
-    """It computes in float32: the policy that acts would not be the one that is exported and evaluated."""
+    """NumPy acts in float32, which would not be the policy that is exported and evaluated."""
     _, agent = make_agent.__wrapped__("sac", "--env", "Pendulum-v1", "--precision", "bfloat16")
     assert not agent.acting.in_arrays
 
 
 def test_autograph_rewrites_the_loop_over_gradient_steps_and_little_else(converted):
-    """It takes longer than TensorFlow does for all the rest of a process's first call."""
+    """AutoGraph would take longer than all other work of TensorFlow in a process's first call."""
     _, agent = make_agent.__wrapped__("sac", "--env", "Pendulum-v1")
     prepared = agent.prepare(*make_batch(agent, np.random.default_rng(3), 3, None))
     agent.begin_gradient_steps(prepared, steps_done=0, count=K, iteration=0)()

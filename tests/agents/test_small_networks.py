@@ -58,7 +58,7 @@ ENVS = [
 @pytest.mark.long
 @pytest.mark.parametrize("flags", ENVS, ids=lambda flags: flags[0])
 def test_1_2_and_4_replicas_give_equal_results(tmp_path, flags):
-    """XLA compiles the gradients of a part and the step; what is summed in between is not its business."""
+    """XLA compiles the gradients of each part and the optimizer, but not the sums between them."""
     runs = [run(make(tmp_path, "--env", *flags, *SHORT, "--replicas", str(n))) for n in (1, 2, 4)]
     metrics, expected = runs[0]
     assert max(m["train/first_ratio_error"] for m in metrics) < 1e-5
@@ -137,7 +137,7 @@ def test_numpy_acts_with_the_newest_weights(tmp_path):
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_extras_of_a_whole_rollout_equal_those_of_single_steps(tmp_path, env):
-    """Log-probabilities and values wait for the rollout's end; they are those of each env's step alone."""
+    """Log-probabilities and values are computed at the rollout's end, and equal those of single env steps."""
     learner = make(tmp_path, "--env", env, *SHORT, "--replicas", "2")
     learners.change(learner.agent, moved_by(learner.agent, np.random.default_rng(0)))
     rollout, agent = learner.collect(), learner.agent

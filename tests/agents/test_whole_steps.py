@@ -61,7 +61,7 @@ def close(found, expected):
     ids=str,
 )
 def test_one_program_equals_steps_in_parts_bit_for_bit(monkeypatch, algorithm, more):
-    """K steps in a call, then one of them; weights, slots, target networks, metrics and errors."""
+    """Compares weights, slots, target networks, metrics and errors after a call of K steps and of one step."""
     flags = flags_of(algorithm, *more)
     whole = agent_of(algorithm, flags)
     monkeypatch.setattr(RLSettings, "has_one_topology", False)

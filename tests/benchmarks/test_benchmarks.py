@@ -104,7 +104,7 @@ time.sleep(0.5)
 
 
 def test_a_peers_speed_is_measured_between_its_lines(tmp_path):
-    """Neither its start nor its end count, but for the whole process; sleep takes no processor time."""
+    """The start and the end of the process do not count; sleep takes no processor time."""
     found = speed.of_script(script(tmp_path, BUSY), steps=1000, updates=4)
     assert found.per_cpu_second == pytest.approx(1000 / 0.25, rel=0.2)
     # On a busy machine it takes longer, or a line is read late and the next one seems early.
@@ -133,7 +133,7 @@ def test_a_peer_that_fails_is_named(tmp_path):
 
 
 def test_our_speed_comes_from_progress_csv(tmp_path, monkeypatch):
-    """A module in place of the trainer, whose file grows by two rows at once in the end."""
+    """A module stands for the trainer; its file grows by two rows at the end."""
     (tmp_path / "grows.py").write_text(
         "import pathlib, sys, time\n"
         "folder = pathlib.Path(sys.argv[sys.argv.index('--logdir') + 1], 'speed')\n"
@@ -150,7 +150,7 @@ def test_our_speed_comes_from_progress_csv(tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_the_floor_of_small_networks_is_measured():
-    """The lesser preset's, as a graph; 320 minibatches an update take some milliseconds each at the most."""
+    """The 320 minibatches of an update take at most some milliseconds each."""
     code = "from benchmarks.update_floor import measure as f; print(f('cleanrl', 0.1, compiled=False))"
     assert 2048 / (320 * 0.02) < float(command.answer(code)) < 2048 / (320 * 1e-5)
 
@@ -164,7 +164,7 @@ def test_every_small_fault_has_its_place_in_the_code():
 
 
 def test_the_cost_of_a_replay_is_measured():
-    """Of an env step, in seconds; 128 transitions are drawn after every tenth."""
+    """The cost is in seconds per env step; 128 transitions are drawn after every tenth step."""
     flags = ["--preset", "cleanrl", "--env", "CartPole-v1"]
     found = replay_floor.replay_seconds("dqn", flags, steps=2000)
     assert found.keys() == {"storing", "sampling"}
@@ -215,7 +215,7 @@ def test_seeds_are_numbers_and_ranges():
 
 @pytest.mark.long
 def test_bfloat16_without_a_gain_is_omitted_with_a_message(capfd):
-    """As `--precision auto` decides; asked for, it is measured."""
+    """This is the rule of `--precision auto`; bfloat16 is still measured on request."""
     found = throughput.precisions("auto")
     told = capfd.readouterr().err
     flags = set(Path("/proc/cpuinfo").read_text().split())
@@ -246,7 +246,7 @@ def test_the_passes_of_a_frame_follow_from_the_algorithm(options, found):
 
 
 def test_a_floor_within_a_run_allows_for_changes_of_the_machines_speed():
-    """A machine that halves its speed in the middle: the run is at its floor all the same."""
+    """The machine halves its speed in the middle, and the run still equals its floor."""
     each = floors.Passes(forwards=2, gradients=3)
     fast, slow = (100 * k * (2 * 0.01 + 3 * 0.03) for k in (1, 2))  # seconds of 100 env steps at the floor
     samples = [

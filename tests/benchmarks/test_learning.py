@@ -115,7 +115,7 @@ def test_every_learning_task_is_valid_for_its_trainer():
 
 
 def test_returns_of_a_peer_are_kept(tmp_path):
-    """Its script runs once a seed; one that says nothing of its return is an error."""
+    """The peer's script runs once for each seed; a script without a return is an error."""
     program = "import sys; print('final_return=' + sys.argv[sys.argv.index('--seed') + 1] + '.5 [1, 2]')"
     _, path = script(tmp_path, program)
     options = continuous_control.Options(
@@ -140,7 +140,7 @@ print("global_step=199999, episodic_return=[2.5e1]", sys.argv)
 
 
 def test_returns_of_cleanrl_stand_beside_ours(tmp_path):
-    """Of the episodes that had ended by then, the last 100."""
+    """They are means of the last 100 episodes that had ended by then."""
     _, path = script(tmp_path, CLEANRL)
     kept = tmp_path / "logs" / "cleanrl-sac-HalfCheetah-v5-seed3.txt"
     options = learning_gymnasium.Options(cleanrl=path, peer_python=sys.executable, logdir=str(kept.parent))

@@ -121,7 +121,7 @@ def test_a_run_that_does_not_resume_is_an_error(ended):
 
 @pytest.mark.long
 def test_a_killed_run_resumes_and_records_the_cost(tmp_path):
-    """A real one, without actors: two updates lie between its checkpoints."""
+    """A real run without actors, with two updates between its checkpoints."""
     flags = "--env catch --torso linear --precision float32 --num-envs 8 --num-steps 32 --num-minibatches 2"
     flags += f" --eval-episodes 8 --checkpoint-every 2 --total-steps {60 * trials.BATCH}"
     run = DisturbedRun(tmp_path / "run", "tfrl.impala", flags.split())

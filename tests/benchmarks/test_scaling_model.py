@@ -49,7 +49,7 @@ def test_a_learner_takes_its_share_and_sums_in_a_ring():
 
 
 def test_the_slower_side_decides():
-    """One actor: 4 s of steps against 2.4 s of learning; eight: the learner."""
+    """With one actor, 4 s of steps exceed 2.4 s of learning; with eight actors, learning is slower."""
     assert rate(TASK, COSTS, 1, 1) == (pytest.approx(800 / (4.0 + 0.01 + 8e-4 + 0.003)), "env steps")
     assert rate(TASK, COSTS, 8, 1) == (pytest.approx(800 / (2.4 + 0.08 + 0.004)), "update")
     many = dataclasses.replace(TASK, learner_cores=10**6)

@@ -76,7 +76,7 @@ def test_work_continues_without_output_streams(stream, tmp_path):
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_signal_waits_for_the_end_of_an_import_also_where_another_thread_takes_it(name, code):
-    """As NumPy's threads do, which were there before: TensorFlow's import may swallow an exception."""
+    """NumPy's threads may take the signal; TensorFlow's import may swallow an exception."""
     body = f"""
     import os, signal, threading, time
     from tfrl.cli import signals

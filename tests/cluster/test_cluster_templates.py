@@ -93,7 +93,9 @@ def test_the_job_does_not_train_without_a_tf_config(tools):
 
 
 def test_the_trainer_is_not_the_first_process_of_a_job_and_gets_sigterm_at_once(tools):
-    """The kernel keeps signals from a first process without a handler, as while it imports TensorFlow."""
+    """The kernel drops signals for a first process without a handler, for example while it imports
+    TensorFlow.
+    """
     write_tool(
         tools / "python",
         f'if [ "$2" = cluster.tf_config ]; then exec {sys.executable} "$@"; fi\necho $$; exec sleep 60\n',
@@ -350,7 +352,7 @@ def test_pods_share_the_log_folder_and_have_time_to_save(role):
 
 @pytest.mark.parametrize("role", ["job", "Chief", "Worker", "Evaluator"])
 def test_the_images_user_may_write_on_the_volume(role):
-    """A claim is root's until it is given to a group that the container's user is in."""
+    """A volume belongs to root until it is given to a group of the container's user."""
     user, group = re.search(
         r"^USER (\d+):(\d+)$", (CLUSTER / "Dockerfile").read_text(), re.MULTILINE
     ).groups()

@@ -111,7 +111,7 @@ def test_restarts_count_afresh_after_each_checkpoint(tmp_path):
 
 
 def test_a_trainers_own_failure_is_not_restarted(tmp_path):
-    """The others have lost a peer then, and may be the first to say so."""
+    """The other workers lose a peer then, and may report that first."""
     launch = Launch(tmp_path, "time.sleep(0.4 * task); sys.exit(75 if task == 0 else 1)")
     code, _, err = launch.end()
     assert (code, len(launch.pids(0))) == (1, 1)

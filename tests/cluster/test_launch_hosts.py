@@ -59,7 +59,7 @@ def test_hosts_get_the_same_directory_and_environment(tmp_path):
 @pytest.mark.parametrize("seconds", [0, 0.1, 1])
 @pytest.mark.parametrize("code", [255, 0])
 def test_an_ssh_that_ends_early_is_reported_as_a_failure(tmp_path, seconds, code):
-    """Whether or not the order could be written to it, and whatever it says itself."""
+    """It does not matter whether ssh took the order, or what ssh printed."""
     environ = ssh_that(tmp_path, f"sleep {seconds}; exit {code}")
     launch = Launch(tmp_path, "", "--hosts", "a,b", "--max-restarts", "1", environ=environ)
     code, out, err = launch.end()
@@ -70,7 +70,7 @@ def test_an_ssh_that_ends_early_is_reported_as_a_failure(tmp_path, seconds, code
 
 
 def test_an_ssh_that_dies_at_once_is_never_a_success(tmp_path):
-    """The order may come before it ends or after: with many tries, each of them in both ways."""
+    """ssh may end before or after the order is written; many tries see both."""
     environ = ssh_that(tmp_path, "exit 255")
     for _ in range(6):
         launch = Launch(tmp_path, "", "--hosts", "a,b,c", "--max-restarts", "0", environ=environ)
@@ -80,7 +80,7 @@ def test_an_ssh_that_dies_at_once_is_never_a_success(tmp_path):
 
 @pytest.mark.parametrize(("missing", "words"), [("folder", "cannot enter the folder "), ("agent", "python")])
 def test_a_host_without_the_folder_or_the_code_is_reported(tmp_path, missing, words):
-    """Neither is a worker that refused its settings, as its exit code 2 would be."""
+    """Such a host must not look like a worker that refused its settings (exit code 2)."""
     tools = tmp_path / "bin"
     tools.mkdir()
     ssh_stand_in(tools)
@@ -107,7 +107,7 @@ def test_without_ssh_it_says_so_in_one_sentence(tmp_path):
 
 
 def test_a_connection_outlives_the_signal_that_stops_the_job(tmp_path):
-    """The far end still saves; it gets the signal from the launcher."""
+    """The remote worker still saves; the launcher passes the signal on."""
     (tmp_path / "bin").mkdir()
     ssh_stand_in(tmp_path / "bin")
     environ = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}

@@ -37,7 +37,7 @@ SAVES = f"import pathlib\nsys.path += {[str(ROOT), sysconfig.get_path('purelib')
 @pytest.mark.parametrize("order", [1, -1], ids=["parents first", "children first"])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_every_process_of_the_job_is_one_request_and_all_save(tmp_path, signum, order):
-    """As from systemd, a scheduler, a host that shuts down; the parents pass it on, too."""
+    """systemd and schedulers signal every process, and the parents pass the signal on as well."""
     launch = Launch(tmp_path, SAVES)
     launch.wait_for("ready")
     job = family(launch.process.pid)
@@ -67,7 +67,9 @@ def test_a_signal_to_the_launcher_reaches_each_worker_once_and_all_save(tmp_path
 
 @pytest.mark.parametrize("order", [1, -1], ids=["parents first", "children first"])
 def test_a_signal_to_every_process_ends_a_job_that_has_hardly_begun(tmp_path, order):
-    """At any moment, in which agents or workers may not be there yet, or just start: 143, and no trace."""
+    """The signal comes at any moment while agents and workers start; the exit code is 143, without a
+    traceback.
+    """
     for delay in (0.25, 0.3, 0.35, 0.4, 0.5, 0.6):
         launch = Launch(tmp_path, SAVE)
         time.sleep(delay)
@@ -112,7 +114,7 @@ def test_a_signal_to_the_workers_ends_the_run(tmp_path):
 
 
 def test_one_worker_that_was_stopped_before_it_met_the_others_ends_the_run(tmp_path):
-    """They wait for it, or find that it is gone."""
+    """The other workers wait for it, or find that it is gone."""
     program = "all_started()\nif task == 0: os.kill(os.getpid(), signal.SIGTERM)\n"
     launch = Launch(tmp_path / "waiting", program + SAVE)
     assert launch.end()[0] == 143

@@ -235,7 +235,7 @@ def test_weights_of_another_network_are_refused(run, tmp_path):
 
 
 def test_an_export_in_its_run_has_the_steps_at_which_the_run_ended(run, tmp_path):
-    """Which are not those of its settings where --solved-at ended it."""
+    """--solved-at ends a run earlier than its settings say."""
     ended = tmp_path / "ended"
     shutil.copytree(run, ended)
     (ended / "results.json").write_text('{"env_steps": 123}')

@@ -83,7 +83,7 @@ def test_numbers_of_an_action_are_bars_from_a_line_in_the_middle():
 
 @pytest.mark.parametrize("size", [17, 200, 1000])
 def test_actions_of_many_numbers_have_room(size):
-    """All bars are within the caption: the first and the last tenth of an action can be seen in it."""
+    """All bars are inside the caption: the first and the last tenth of an action are visible."""
     spec, tenth = Box((-1.0,) * size, (1.0,) * size), -(-size // 10)
     for first, half in ((0, slice(None, 170)), (size - tenth, slice(170, None))):
         action = np.zeros((1, size), np.float32)
@@ -110,7 +110,7 @@ def test_a_random_policy_is_recorded_without_a_run(env, tmp_path):
 
 
 def test_a_separate_process_draws_the_same_frames():
-    """Step by step, with its state; that it needs no OpenGL makes the test fast."""
+    """Compares each step and the state; the env needs no OpenGL, so the test is fast."""
     spec = EnvSpec("Pendulum-v1", num_envs=3, seed=4, render=True)
     here, apart = GymnasiumVec(spec, [0, 2]), SubprocessVecEnv(GymnasiumVec, spec, [0, 2])
     assert (apart.num_envs, apart.action_spec, apart.exact_state) == (2, here.action_spec, here.exact_state)

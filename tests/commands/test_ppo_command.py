@@ -69,7 +69,7 @@ def test_a_killed_run_resumes_to_equal_weights(alone, tmp_path):
 
 
 def test_a_solved_run_is_done(tmp_path):
-    """CartPole pays 1 for each step, so that the last 100 episodes return 1 as soon as there are so many."""
+    """CartPole pays 1 for each step, so the first 100 episodes reach the threshold of 1."""
     flags = ["--env", "CartPole-v1", *FLAGS, "--total-steps", 100_000, "--solved-at", 1]
     folder = tmp_path / "run"
     code, stdout, stderr = train_here(folder, *flags, module="tfrl.ppo")

@@ -251,7 +251,7 @@ def test_a_half_written_row_and_damaged_results_are_left_out(tmp_path):
 
 
 def test_results_of_a_run_that_was_extended_are_ignored(tmp_path):
-    """As when it is killed between the last row of progress.csv and its own results."""
+    """The longer run was killed between the last row of progress.csv and its own results."""
     shorter = make_run(tmp_path, total_steps=100_000)
     of_shorter = (shorter / "results.json").read_text()
     loaded = runs.load(make_run(tmp_path, total_steps=200_000))
@@ -264,7 +264,7 @@ def test_results_of_a_run_that_was_extended_are_ignored(tmp_path):
 
 
 def test_scores_are_by_the_papers_ranges_also_of_runs_that_were_scored_by_others(tmp_path):
-    """As jumper's and leaper's were: results.json keeps what it held, reports go by the returns."""
+    """Earlier results.json have other ranges for jumper and leaper; reports use the returns."""
     run = make_run(tmp_path, "jumper", total_steps=100_000)
     results = json.loads((run / "results.json").read_text())
     results["eval"]["test"] = {"return": 5.5, "normalized_return": 0.5, "episodes": 128}  # of 1 to 10

@@ -144,7 +144,7 @@ def test_each_update_has_one_row_in_progress_csv(stopped):
 
 @pytest.mark.parametrize("what", ["observations", "first"])
 def test_restored_envs_with_other_observations_are_refused(small, tmp_path, what):
-    """As those of another build of procgen would, which takes the same states."""
+    """Another build of procgen would restore the same states with other observations."""
     from tfrl.algorithms.ppo import PPOAgent
     from tfrl.run.console import Console
     from tfrl.run.session import open_session
@@ -195,7 +195,7 @@ def test_nothing_but_what_the_console_shows_is_printed(stopped, unbroken):
 @pytest.mark.long
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_interrupts_the_last_evaluation(tmp_path, signum):
-    """It would take minutes; it goes on when the last update has its checkpoint but no row."""
+    """The evaluation takes minutes. The signal comes when the last update has a checkpoint but no row."""
     folder = tmp_path / "evaluating"
     short = [*CATCH, "--total-steps", 2 * CATCH_UPDATE]
     training = Training(folder, *short, "--eval-episodes", 400_000)
@@ -221,7 +221,7 @@ def test_a_signal_interrupts_the_last_evaluation(tmp_path, signum):
 
 @pytest.mark.long
 def test_a_second_signal_exits_at_once_and_says_that_nothing_was_saved(tmp_path):
-    """In the first update, which traces, and is made long."""
+    """Both signals come in the first update, which is slow."""
     training = Training(
         tmp_path / "ended", *CATCH, "--num-steps", 1024, "--epochs", 1000, "--total-steps", ENDLESS
     )

@@ -21,7 +21,7 @@ ENVS = ("CartPole-v1", "Pendulum-v1", "HalfCheetah-v5", "MountainCarContinuous-v
 @pytest.mark.parametrize("env", ENVS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_an_env_gets_a_preset_that_the_algorithm_has_or_a_sentence(algorithm, env):
-    """Also where readers are made of one another, as PPG's is of PPO's, whose presets it has not all."""
+    """Also tests PPG, whose settings extend PPO's but which lacks some of PPO's presets."""
     try:
         found = reader(algorithm).parse(["--env", env])
     except UserError as error:
@@ -32,7 +32,7 @@ def test_an_env_gets_a_preset_that_the_algorithm_has_or_a_sentence(algorithm, en
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_gymnasium_env_of_images_needs_no_flags(algorithm):
-    """Nothing is said of a flag that nobody gave but a preset."""
+    """No warning names a flag that only a preset gave."""
     flags = ["--env", "made_envs:made/Pixels-v0"]
     if algorithm in ("ddpg", "td3"):
         assert "needs continuous actions" in refusal(reader(algorithm).parse, flags)
@@ -65,7 +65,7 @@ def test_an_installed_package_installs_ray_by_its_extra(tmp_path):
 
 
 def test_a_threshold_is_that_of_its_own_env(tmp_path):
-    """A run's file has it; the next env is solved by another."""
+    """A run's file contains it; another env has another threshold."""
     of, file = reader("reinforce"), tmp_path / "config.yaml"
     file.write_text(to_yaml(of.parse(["--env", "Acrobot-v1"])))
     assert of.parse(["--config", str(file)]).solved_at == -100
@@ -126,7 +126,7 @@ PLAIN |= dict.fromkeys(("dqn", "sac"), "default")
     ids=" ".join,
 )
 def test_a_resumed_run_may_have_other_actors_and_keeps_its_lag(algorithm, flags, tmp_path):
-    """Its lag and its envs are not typed again; what is typed wins."""
+    """The lag and the number of envs are kept unless flags give them."""
     of, plain, began = begun(algorithm, tmp_path, *flags)
     plain += ["--free-running"] if began.free_running else []
     for actors in ("0", "1", "8") if began.num_envs > 1 else "01":
@@ -220,7 +220,7 @@ def test_settings_of_a_preset_without_effect_are_accepted(algorithm, flags):
 
 
 def test_a_run_resumes_without_a_setting_that_has_no_effect(tmp_path):
-    """Flags that are refused by now are in files of runs that were begun before they were."""
+    """Files of older runs may have flags that are refused today."""
     flags = ["--env", "catch", "--logdir", str(tmp_path)]
     config = reader("ppo").parse(flags)
     begun = dataclasses.replace(config, hidden="9", activation="relu", free_deviation=True)
@@ -232,7 +232,7 @@ def test_a_run_resumes_without_a_setting_that_has_no_effect(tmp_path):
 
 
 def test_the_number_of_gradient_steps_follows_updates_per_step():
-    """Not by the nearest of float64, by which 90 x 0.7 are less than 63."""
+    """In float64, 90 x 0.7 is less than 63."""
     for ratio, tenths in (("0.7", 7), ("0.2", 2), ("1.1", 11)):
         config = reader("sac").parse(["--updates-per-step", ratio, "--learning-starts", "1000"])
         due = [config.gradient_steps_due(1000 + steps) for steps in range(0, 20_000, 10)]

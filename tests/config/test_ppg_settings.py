@@ -46,6 +46,6 @@ def test_the_hard_preset_of_ppg_has_no_unseen_levels():
 
 
 def test_an_unwritable_folder_is_not_reported_as_a_full_disk():
-    """/proc has no room either."""
+    """/proc has no free space either."""
     answer = Answer("--env", "starpilot", "--logdir", "/proc/foo", module="tfrl.ppg")
     assert_refused(answer, "cannot write in /proc for the run's folder", "choose another --logdir.")

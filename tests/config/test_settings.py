@@ -93,7 +93,7 @@ def test_every_preset_is_valid_and_sets_what_it_says(preset):
 
 
 def test_the_critic_learns_at_the_rate_that_is_given():
-    """Also with the preset that has a critic of its own."""
+    """Also tests the preset with a separate critic."""
     assert parse(["--preset", "cookbook", "--lr", "1e-3"]).critic_lr is None
     assert parse(["--preset", "cookbook", "--share-torso"]).share_torso
 
@@ -116,7 +116,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path):
 
 
 def test_a_preset_flag_replaces_the_preset_of_the_file(tmp_path):
-    """A run's config.yaml holds every setting, and is taken as what it changes of its preset."""
+    """A run's config.yaml has every setting; only those that differ from its preset are kept."""
     argv = ["--lr", "1e-4", "--num-levels", "100"]
     for there, here in (("openai-easy", "openai-hard"), ("openai-hard", "openai-easy")):
         path = settings_file(tmp_path, to_yaml(parse(["--preset", there, *argv])))

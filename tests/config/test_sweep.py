@@ -65,7 +65,7 @@ def test_a_sweep_refuses_trials_with_conflicting_settings():
 
 
 def test_a_sweep_ignores_a_run_with_the_same_flags(tmp_path, monkeypatch):
-    """Which keeps its number of envs, 1, where the trials begin with 8."""
+    """That run keeps its single env, but trials begin with 8 envs."""
     monkeypatch.chdir(tmp_path)
     config = settings.reader("dqn").parse(["--env", "CartPole-v1"])
     config.run_dir.mkdir(parents=True)
@@ -171,7 +171,7 @@ def test_flags_that_only_a_sweep_has_may_stand_after_the_algorithm():
 
 
 def test_a_folder_into_which_others_may_write_is_refused(tmp_path):
-    """Before anything in it is read."""
+    """Nothing in the folder is read before that."""
     sweep = tmp_path / "sweep"
     (sweep / "trial-000").mkdir(mode=0o755, parents=True)
     tune.check_owner(sweep)
@@ -202,7 +202,7 @@ def test_the_trials_are_shown_in_a_live_table_on_a_terminal(tmp_path):
 
 
 def test_the_trials_are_shown_in_plain_lines_where_there_is_no_terminal(tmp_path):
-    """One each time that a trial has moved."""
+    """One line appears each time that a trial has progressed."""
     screen, now = io.StringIO(), [trial(tmp_path), trial(tmp_path, name="trial-001", env_steps=0)]
     with tune.Watch(lambda: now, Console(file=screen), interval=0.01):
         until(lambda: screen.getvalue())
@@ -215,7 +215,7 @@ def test_the_trials_are_shown_in_plain_lines_where_there_is_no_terminal(tmp_path
 
 
 def test_a_metric_that_no_trial_has_is_an_error_in_the_end(tmp_path):
-    """And a trial that has failed is not the best one, whatever it had before."""
+    """A failed trial is never the best one, whatever metric it had before."""
     sweep = dataclasses.replace(planned(grids=["lr=1e-3"]), metric="train/entropie")
     run = make_run(tmp_path)
     done = trial(run, settings=sweep.trials[0], state="done")

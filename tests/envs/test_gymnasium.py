@@ -205,7 +205,7 @@ def test_final_observations_come_in_the_order_of_the_envs():
 
 @pytest.mark.parametrize("name", ["Unseeded", "Counting", "LateUnseeded"])
 def test_an_env_that_a_seed_does_not_repeat_begins_a_new_episode(name):
-    """At the last observation the episode counts as truncated, so a learner takes its value for the rest."""
+    """The old episode counts as truncated at its last observation, so a learner bootstraps from it."""
     env = vector(made(name), [4])
     running = 0
     while running < 45:  # LateUnseeded is itself for 40 steps
@@ -293,7 +293,7 @@ def test_a_skip_of_frames_sums_rewards_to_the_end_of_the_episode():
 
 @pytest.mark.parametrize("settings", [{"max_episode_steps": 25}, {"max_episode_steps": 25, "frame_skip": 3}])
 def test_a_time_limit_takes_the_place_of_the_registered_one(settings):
-    """Of CartPole's 500 steps and of a made env's 60, with an exact state at each step."""
+    """Replaces CartPole's 500 steps and a made env's 60; the state is exact at each step."""
     env = vector(made("Hidden"), [0, 1, 2], **settings)
     plain = vector(made("Hidden"), [0, 1, 2], frame_skip=settings.get("frame_skip"))
     for one, two in zip(play(env, 7), play(plain, 7), strict=True):

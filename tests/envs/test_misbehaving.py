@@ -153,7 +153,7 @@ def test_spaces_that_are_missing_give_a_one_sentence_error():
 
 
 def test_a_run_ends_with_one_sentence_that_says_what_is_kept(tmp_path, monkeypatch):
-    """In its second update; one that fails from the start does so before TensorFlow is imported."""
+    """The env fails in the second update; faults at the start are found before TensorFlow is imported."""
     monkeypatch.setenv("PYTHONPATH", str(HERE.parent))
     name = "made_envs:made/late-step-raises-v0"
     size = (

@@ -80,7 +80,7 @@ def test_published_means_at_the_end(split, expected):
 
 
 def test_every_published_figure_is_read():
-    """What nothing reads is not noticed when it is wrong."""
+    """A wrong figure that nothing reads would stay unnoticed."""
     ranges = {f"{mode}_{end}" for mode in ("easy", "hard") for end in ("min", "max")}
     read = {column for _, columns in published._FINAL.values() for column in columns.values()}
     assert all(row.keys() == ranges | read for row in published._scores().values())

@@ -93,7 +93,7 @@ def test_results_depend_on_the_seed_and_not_on_threads(name):
 
 @pytest.mark.parametrize("name", ["bigfish", "catch"])
 def test_a_time_limit_truncates_and_disturbs_no_other_env(name):
-    """Envs of other ages, so that one is cut off while its neighbours play on, and any state goes round."""
+    """Envs have different ages, so one is truncated while the others continue."""
     limit = 7
     spec, free = EnvSpec(name, num_envs=3, seed=5, max_episode_steps=limit), EnvSpec(name, num_envs=3, seed=5)
     env, ahead = make(spec), make(spec)
@@ -151,7 +151,7 @@ def test_envs_play_only_the_chosen_levels():
 
 
 def test_procgen_starts_at_a_level_only_among_a_number_of_them():
-    """Which is why a --start-level without --num-levels is refused."""
+    """So --start-level without --num-levels is refused."""
 
     def first_frames(**levels):
         env = make(EnvSpec("coinrun", num_envs=4, seed=1, **levels))

@@ -32,7 +32,7 @@ def test_an_endless_episode_is_cut_with_a_warning(monkeypatch, capsys):
 
 
 def test_a_watcher_sees_the_end_of_an_episode_that_is_cut_off_and_it_is_not_solved(monkeypatch):
-    """Also beside one that its env truncates at the same step."""
+    """Also if the env itself truncates another episode at the same step."""
     monkeypatch.setattr(episodes, "LONGEST_EPISODE", 5)
     seen = []
 
@@ -126,7 +126,7 @@ USES = [(use, s) for use in (Use.EVALUATION, Use.RECORDING) for s in LEVEL_SETS]
 
 
 def test_training_evaluation_and_videos_use_different_env_seeds():
-    """Where both play all levels, one that follows by counting would be another's with the next seed."""
+    """On all levels, counted seeds would overlap with those of the next run."""
     runs_seeds = [*range(300), *range(2**31 - 300, 2**31)]
     seeds = [*runs_seeds]  # training's are the runs' own
     for seed in runs_seeds:
@@ -137,7 +137,7 @@ def test_training_evaluation_and_videos_use_different_env_seeds():
 
 
 def test_each_use_of_each_seed_has_its_own_levels_and_random_numbers():
-    """Two runs on all levels, seeds 1 and 2: what each of them plays for each use, and in training."""
+    """Compares the levels of training and of each kind of evaluation for seeds 1 and 2."""
     levels, noise = set(), set()
     for seed in (1, 2):
         config = Config(env="coinrun", num_levels=0, seed=seed)
@@ -169,7 +169,7 @@ def test_an_evaluation_of_more_episodes_begins_with_the_same_ones():
 @pytest.mark.parametrize("below_the_largest", [0, 1, 2])
 @pytest.mark.parametrize("env", ["coinrun", "catch"])
 def test_the_last_seeds_are_evaluated_as_well(env, below_the_largest):
-    """Where a run of them ends, hours later."""
+    """A failure would come only at the end of a run, after hours."""
     config = parse(["--env", env, "--seed", str(2**31 - 1 - below_the_largest)])
     specs = [level_spec(config, level_set, 2) for level_set in LEVEL_SETS]
     assert len({config.seed, *(spec.seed for spec in specs)}) == 3

@@ -176,7 +176,7 @@ def test_rows_are_drawn_by_their_errors_with_importance_weights():
 
 
 def test_weights_undo_the_priorities_of_every_env_alike():
-    """With beta 1, a mean over a batch is one over all rows, of whatever env: no env's errors silence it."""
+    """With beta 1, a mean over a batch estimates the mean over the rows of all envs."""
     script, replay = Script([0, 1], seed=4), make([0, 1], 12, priority_exponent=1.0)
     play(replay, script, 30)
     batch = replay.sample(generators([0, 1]), 40, 10)
@@ -206,7 +206,7 @@ def test_a_new_row_is_as_likely_as_the_likeliest_and_half_windows_are_not_drawn(
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_overwritten_rows_lose_their_old_priority(n):
-    """Sampled at every step, so that a row has its priority when its place is taken by the newest o_t."""
+    """A batch is drawn at every step, so a row has a priority when a new row overwrites it."""
     script, replay = Script([0, 1], seed=12), make([0, 1], 8, n_step=n, priority_exponent=1.0)
     play(replay, script, n)
     for _ in range(40):

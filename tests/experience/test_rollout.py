@@ -118,7 +118,7 @@ def test_a_state_continues_the_same_rollouts_on_another_number_of_replicas(name)
 
 @pytest.mark.parametrize(("each", "group"), [(8, 4), (6, 3), (5, 5), (4, 2), (2, 2), (1, 1)])
 def test_envs_step_in_two_groups_of_two_or_more(each, group):
-    """While the policy looks at one, the other steps; a batch of one would be rounded in another way."""
+    """One group is stepped while the policy acts for the other; a batch of one env rounds differently."""
     seen = []
 
     class Looking(Policy):

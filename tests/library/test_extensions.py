@@ -66,7 +66,7 @@ def runs(tmp_path_factory):
 
 
 def test_a_users_algorithm_resumes_and_scales_exactly(runs):
-    """One replica, two, and a run that was killed and goes on from Python."""
+    """Compares one replica, two replicas, and a killed run that Python resumes."""
     assert len({run.results["weights_sha256"] for run in runs.values()}) == 1
     assert runs["killed"].results["resumed_at"] == [256]
     assert (runs["one"].progress["train/first_ratio_error"] < 1e-6).all()
@@ -106,7 +106,7 @@ def munchausen(tmp_path, monkeypatch):
 
 
 def test_the_documented_variant_of_a_replay_algorithm_has_its_target(munchausen):
-    """Q and Q' of three actions are the first columns of the weights; by the paper's equation, in NumPy."""
+    """Compares the paper's equation in NumPy; Q and target Q of three actions are columns of the weights."""
     generator = np.random.default_rng(1)
     q, of_target, of_next = generator.normal(size=(3, 8, 3))
     rows = {"observation": 0, "next_observation": 1, "action": np.arange(8) % 3}

@@ -97,7 +97,7 @@ def play(env, steps, seed):
 
 @pytest.mark.parametrize(("steps", "skip"), [(25, None), (25, 3), (70, None)])
 def test_a_fresh_vector_continues_from_saved_states_bit_for_bit(steps, skip):
-    """Also across time limits, whose steps are counted on."""
+    """Time limits continue to count steps."""
     assert find_facts(registry.name_of(limited)).saves_state
     one = vector(limited, skip)
     play(one, steps, 0)

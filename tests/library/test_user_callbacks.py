@@ -66,7 +66,7 @@ def test_policies_and_videos_are_kept(tmp_path):
 
 
 def test_weights_and_biases_gets_each_row_once(tmp_path, monkeypatch):
-    """A stand-in for the package, which a long test has offline."""
+    """A fake module stands for wandb; a long test uses the real package offline."""
     told = []
     experiment = types.SimpleNamespace(
         id="abc",

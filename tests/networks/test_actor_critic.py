@@ -55,7 +55,7 @@ def test_shared_features_are_what_either_model_computes_alone():
 
 
 def test_a_torso_without_weights_is_a_vector_that_is_not_learned():
-    """An empty tensor would hang or crash workers that it is sent to."""
+    """Sending an empty tensor to other workers would hang or crash them."""
     network = build(torso="linear")
     assert network.initial()["torso"].size > 0
     assert set(network.learned) == {"actor", "critic"}

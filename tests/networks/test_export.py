@@ -44,7 +44,7 @@ def test_an_exported_continuous_action_equals_the_env_action_of_training(algorit
 
 
 def test_an_action_is_never_outside_of_bounds_that_float32_rounds():
-    """The nearest numbers of -0.1, 0.7 and 0.1 lie outside."""
+    """The float32 numbers nearest to -0.1, 0.7 and 0.1 are outside the bounds."""
     low, high = [-0.1, 0.7], [0.1, 0.9]
     space = gymnasium.spaces.Box(np.array(low), np.array(high), dtype=np.float64)
     for action in (-1.0, 1.0):

@@ -37,7 +37,7 @@ def test_choices_follow_the_equations_of_ucb(choices, exploration, window):
 
 @pytest.mark.parametrize("late", [1, 3, 9])
 def test_choices_whose_returns_are_late_count_already(late):
-    """With a lag of K updates, each would be tried K + 1 times in a row."""
+    """Otherwise, with a lag of K updates, each augmentation would be tried K + 1 times in a row."""
     rng, bandit, choices = np.random.default_rng(0), SlidingWindowUCB(8, exploration=0.1, window=10), []
     for t in range(300):
         if t > late:

@@ -129,7 +129,7 @@ def test_approx_kl_by_hand_and_never_negative():
 
 
 def test_approx_kl_of_policies_that_are_far_apart_is_large_and_a_number():
-    """An action that is all but sure by one of them: a metric alone must not end a run."""
+    """One policy is almost certain of the action: a metric must not end a run."""
     kl = losses.approx_kl(tf.constant([49.0, 51.0, 125.0, -125.0], tf.float32)).numpy()
     assert np.isfinite(kl * 1e6).all() and (kl[:3] > 1e21).all() and kl[3] == 124
 

@@ -260,7 +260,7 @@ def test_vtrace_by_hand():
 
 
 def test_traces_end_at_truncations():
-    """What is learned of a cut-off episode depends on its final observation, not on the episode after it."""
+    """A truncated episode depends on its final observation, not on the next episode."""
     rollout = random_experience(12, 2, seed=5)
     rewards, values, last, first, cut, final = rollout
     first[:], cut[:], first[5], cut[5], final[5] = False, False, True, True, 3.0

@@ -97,7 +97,7 @@ def test_any_number_of_actors_gives_equal_results(node, alone, algorithm, count)
 
 @pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_actors_are_killed_and_one_hangs_and_the_run_is_the_same(node, alone, kills):
-    """Killed at random moments: while they start, act, wait; twice in a row; all at once. One is stopped."""
+    """Kills actors at random moments: starting, acting, waiting, twice in a row, all at once."""
     moment, done = random.SystemRandom(), threading.Event()
     signals = [signal.SIGKILL] * kills
 
@@ -129,7 +129,7 @@ def test_actors_are_killed_and_one_hangs_and_the_run_is_the_same(node, alone, ki
 
 @pytest.mark.long
 def test_a_new_actors_envs_that_cannot_go_on_begin_new_episodes_in_the_replay_too(node, capsys):
-    """Else the last observation of the old episode would lead to the first step of the new one."""
+    """Otherwise a transition would lead from the old episode to the new one."""
     flags = (
         f"--env tests.made_envs:made/Unseeded-v0 --hidden 8 --actors 2 --ray-address {node.address} {REPLAY}"
     )
@@ -146,7 +146,7 @@ def test_a_new_actors_envs_that_cannot_go_on_begin_new_episodes_in_the_replay_to
 
 @pytest.mark.long
 def test_running_free_no_rollout_is_older_than_the_limit(node):
-    """Also where an actor asks for weights before those that it is to have are there."""
+    """Also if an actor asks for weights that do not exist yet."""
     with learner("impala", "--actors", 2, "--ray-address", node.address, "--lag", 3, "--free-running") as one:
         collector, weights = one.collector, one.agent.get_weights()
         collector.offer(Versioned(0, weights))

@@ -78,7 +78,7 @@ def assert_same_as_undisturbed(folder, *flags):
 
 @pytest.mark.parametrize("ray_first", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_learners_on_their_own_ray_stop_together_with_the_weights_of_one(tmp_path, ray_first):
-    """All processes get SIGTERM, Ray's among them, at once or earlier; the one is of this process."""
+    """SIGTERM goes to all processes, also to Ray's; the reference run is in this process."""
     folder = tmp_path / "disturbed"
     training = Impala(folder, *LONG, "--learners", 2, "--actors", 2)
     training.wait_until(3 * UPDATE)

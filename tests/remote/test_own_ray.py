@@ -85,7 +85,7 @@ def end_all(pids, signum):
 )
 @needs_ray
 def test_no_process_is_left_and_the_run_resumes_exactly(tmp_path, ends):
-    """The driver is killed; all of its processes get SIGTERM, then SIGINT, with other numbers of actors."""
+    """First the driver is killed; then all processes get SIGTERM, then SIGINT."""
     folder = tmp_path / "disturbed"
     for actors, signum, code in ends:
         training = Impala(folder, *LONG, "--actors", actors)
@@ -110,7 +110,7 @@ def test_no_process_is_left_and_the_run_resumes_exactly(tmp_path, ends):
 @pytest.mark.parametrize("process", ["raylet", "gcs_server"])
 @needs_ray
 def test_a_run_whose_own_ray_dies_says_so_and_ends(tmp_path, process):
-    """Ray by itself would end it, without a word of ours, and on a busy machine may be first: not always."""
+    """On a busy machine Ray may end the process before tfrl prints its sentence."""
     sentence = (
         "error: the run's own Ray has died; run the same command again to continue from the last checkpoint\n"
     )
@@ -130,7 +130,7 @@ def test_a_run_whose_own_ray_dies_says_so_and_ends(tmp_path, process):
 
 @needs_ray
 def test_no_other_user_can_enter_the_folder_of_the_runs_own_ray(tmp_path, monkeypatch):
-    """Also a second one of the process, started after the first has ended, as that of learners may be."""
+    """Also tests a second Ray of the same process."""
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/proc/nowhere")
@@ -160,7 +160,7 @@ def test_no_other_user_can_enter_the_folder_of_the_runs_own_ray(tmp_path, monkey
 
 @needs_ray
 def test_a_run_can_be_stopped_while_its_ray_starts(tmp_path):
-    """Ray has handlers of its own then. A process that leads learners imports no TensorFlow before."""
+    """Ray installs its own signal handlers then."""
 
     def starts():
         found = []

@@ -45,7 +45,7 @@ class Reinforce(Training):
 @pytest.mark.long
 @needs_ray
 def test_results_do_not_depend_on_number_deaths_or_hangs_of_observers(tmp_path):
-    """Four, of which one is killed and one stopped; then two, and one: the bits of a run without."""
+    """Compares 4 observers (one killed, one stopped), then 2, then 1, with a run without observers."""
     folder = tmp_path / "disturbed"
     flags = (*FLAGS.split(), "--observer-timeout", 15)
     training = Reinforce(folder, *flags, "--observers", 4, "--total-steps", 10**8)
@@ -114,7 +114,7 @@ def kill(observers, index):
 
 @pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_stop_while_the_episodes_end_leaves_all_envs_before_them(node, killed):
-    """One has said where its env stands after the episode, the other has died: together they are no state."""
+    """One observer has sent its env's new state and the other is dead, so neither state is saved."""
     told = []
 
     def raise_if_stopped():

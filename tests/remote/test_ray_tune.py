@@ -39,7 +39,7 @@ def trainer_of(run):
 
 @needs_tune
 def test_an_interrupted_sweep_resumes_and_a_failed_trial_affects_no_other(tmp_path):
-    """Told to stop, three times over, while its run is held: all that it can do is wait for that."""
+    """The sweep gets three signals to stop while a run is held."""
     logdir, shown = tmp_path / "sweep", tmp_path / "shown"
     (logdir / "trial-001" / "export").mkdir(parents=True)  # which is no run, and never will be one
     words = ("--grid", "lr=1e-3,1e-2", "--parallel", 2, "--", "ppo_procgen", *FLAGS)

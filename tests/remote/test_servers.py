@@ -49,7 +49,7 @@ def test_a_parameter_server_gives_the_newest_weights_and_comes_back_after_a_kill
 
 
 def test_a_process_for_which_ray_has_no_cpu_is_reported_and_a_signal_ends_the_wait(cluster, monkeypatch):
-    """Two runs that join one Ray at the same moment both find its CPUs free."""
+    """Two runs that join one Ray at the same moment may both see its free CPUs."""
     from tfrl.remote import supervised_actors
     from tfrl.remote.cluster import ray
 

@@ -59,7 +59,7 @@ def steps(trial):
 
 
 def test_the_last_evaluation_is_reported_as_the_last_at_the_end(make, tmp_path):
-    """Until then a scheduler could take the trial for one that goes on, and give it other weights."""
+    """Before that, a scheduler could continue the trial from other weights."""
     trial = make(
         "row(10, 1.0)\nrow(20, 'nan')\nwait_for('more')\nrow(25, 3.0)\nrow(30, 2.0)\nwait_for('end')\n"
         "(place / 'results.json').write_text('{}')",
@@ -171,7 +171,7 @@ def test_where_the_compared_weights_are_pruned_the_next_ones_are_taken_and_count
 
 
 def test_abandoned_runs_of_a_trial_are_marked(tmp_path):
-    """Until the sweep goes on with one of them; other trials' are not touched."""
+    """The mark goes when the sweep continues with one of them; runs of other trials are not marked."""
     later, others = "trial-000-at-5-ab", ("trial-001", "trial-0001")
     for name in ("trial-000", later, *others):
         (tmp_path / name).mkdir()

@@ -77,7 +77,7 @@ def test_the_same_seed_twice_is_one_with_a_warning(make, tmp_path, capsys):
 
 
 def test_seeds_of_different_lengths_are_compared_where_all_were_evaluated(make, tmp_path, capsys):
-    """Evaluated every 20 updates: seed 1 is done, after 62 updates; seed 2 has come to the 50th."""
+    """Evaluations come every 20 updates; seed 1 has all 62 updates and seed 2 has 50."""
     done, running = make(seed=1), make(seed=2, updates=50)
     at = 40 * 16_384
     (group,) = runs.group([done, running])
@@ -98,7 +98,7 @@ def test_seeds_of_different_lengths_are_compared_where_all_were_evaluated(make, 
 
 
 def test_complete_seeds_are_scored_at_their_own_ends(make):
-    """As --solved-at ends them: not the slowest one alone, which came farthest."""
+    """--solved-at ends seeds at different env steps."""
     loaded = []
     for seed, end in ((1, 40), (2, 62), (3, 45)):
         whole = make(seed=seed, solved_at=5.0)
@@ -246,7 +246,7 @@ def test_there_are_no_intervals_over_games_where_one_has_a_single_seed(make):
 
 
 def test_rows_of_training_and_unseen_levels_are_of_the_same_games(make):
-    """Of a game that is not evaluated yet, the return while training is no score of the other row's."""
+    """A training return is not a score of a game without an evaluation."""
     loaded = [make(env="bigfish"), make(env="bigfish", seed=2), make(env="starpilot", updates=5)]
     groups = runs.group(loaded)
     for level_set, title in (("train", "training levels"), ("test", "unseen levels")):
@@ -255,7 +255,7 @@ def test_rows_of_training_and_unseen_levels_are_of_the_same_games(make):
 
 
 def test_a_variant_has_the_same_style_in_all_pictures(make):
-    """Beyond six variants, too, and where a picture leaves some of them out."""
+    """Also with more than six variants, and in pictures that omit some of them."""
     for style in (plots.line_style, plots.marker_style):
         assert len({str(style(v)) for v in range(36)}) == 36
     cartpole = {**ppo.PRESETS["gymnasium"], "preset": "gymnasium", "total_steps": 100_000}

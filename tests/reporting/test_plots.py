@@ -36,7 +36,7 @@ def test_a_published_curve_is_drawn_from_its_first_point_on(tmp_path):
 
 
 def test_titles_of_metrics_stay_beside_each_other(tmp_path):
-    """Also those of algorithms whose metrics of one name are not the same."""
+    """Also if algorithms use one metric name for different metrics."""
     kinds = (ppo.Config, impala.Config, ppg.Config, drac.Config)
     made = [make_run(tmp_path / kind.algorithm, total_steps=40_000, kind=kind) for kind in kinds]
     loaded = [runs.load(run) for run in made]
@@ -95,7 +95,7 @@ def test_a_single_run_is_seen_among_many_of_others_and_spikes_do_not_flatten_it(
 
 @pytest.mark.parametrize(("phases", "marked"), [(1, True), (2, True), (25, False)])
 def test_a_metric_of_few_points_is_marked(make, phases, marked):
-    """As of PPG's auxiliary phase: a run of 1 M env steps has one, and a line of one point is not seen."""
+    """PPG's auxiliary phase gives one point in 1 M env steps, and a line of one point is invisible."""
     run = make(kind=ppg.Config, total_steps=1_000_000)
     found = np.full(len(run.progress["env_steps"]), np.nan)
     found[31 : 31 + phases] = 0.5
@@ -124,7 +124,7 @@ def test_a_legend_is_not_wider_than_its_picture(make, games):
 
 
 def test_the_rows_of_every_game_are_in_one_order(make):
-    """Also where another algorithm's run of a game was given first, as by names of folders."""
+    """Also if the runs were given in another order for each game."""
     loaded = [
         make(env="bigfish"),
         make(env="fruitbot", kind=drac.Config),

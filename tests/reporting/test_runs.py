@@ -8,7 +8,7 @@ from tfrl.algorithms import ppg
 
 
 def test_speed_counts_the_whole_time_of_a_run(make):
-    """Not the mean of its updates' speeds: of PPG a slow one comes after many fast ones."""
+    """A mean of the updates' speeds would be wrong: PPG has one slow update after many fast ones."""
     run = make(kind=ppg.Config, env="bigfish", total_steps=65_536, policy_updates=4)
     run.progress["time/env_steps_per_second"][:] = 400.0, 400.0, 400.0, 10.0
     seconds = 3 * 16_384 / 400 + 16_384 / 10

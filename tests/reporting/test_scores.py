@@ -69,7 +69,7 @@ def test_bootstrap_of_a_mean_matches_theory(confidence, deviations):
 
 
 def test_bootstrap_draws_within_games_only():
-    """Games far apart, runs in each alike: drawing over all runs would give a wide interval."""
+    """Scores differ between games and not within them; drawing over all runs would give a wide interval."""
     low, high = statistics.stratified_bootstrap([np.zeros(3), np.ones(3)], statistics.mean)
     assert (low, high) == (0.5, 0.5)
 
@@ -83,13 +83,13 @@ def test_bootstrap_is_the_same_twice_and_nothing_for_one_run():
 
 
 def test_there_are_no_intervals_where_a_game_has_one_run():
-    """Its spread would count as none, and the interval would be narrower than anyone knows."""
+    """A single run would count as no spread, so the interval would be too narrow."""
     uneven = [np.array([1.0, 2.0]), np.array([3.0])]
     assert np.isnan(statistics.stratified_bootstrap(uneven, statistics.mean)).all()
 
 
 def test_curves_are_compared_up_to_the_shortest_seed():
-    """Beyond the end of the shortest, and before the last to begin, a mean would be one of other seeds."""
+    """Outside the common env steps, the mean would be over other seeds."""
     long = np.array([0.0, 10.0, 20.0]), np.array([0.0, 1.0, 2.0])
     short = np.array([0.0, 10.0]), np.array([2.0, 3.0])
     steps, mean, low, high = statistics.over_seeds([long, short])

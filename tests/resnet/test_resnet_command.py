@@ -78,7 +78,7 @@ def test_the_table_of_the_zoo_is_all_that_is_shown_and_needs_no_tensorflow():
 
 
 def test_the_published_recipe_decays_weights_as_the_paper_does():
-    """1e-4, a pull of 1e-4 w on each kernel w: the penalty is half of 1e-4 times the sum of the squares."""
+    """The penalty is half of 1e-4 times the sum of squares, so its gradient is 1e-4 w for each kernel w."""
     import tensorflow as tf
 
     from resnet.supervised.classifier import build
@@ -97,7 +97,7 @@ def test_the_published_recipe_decays_weights_as_the_paper_does():
 
 @pytest.mark.long
 def test_the_published_recipe_trains(tmp_path):
-    """All of `--preset he-cifar10` but length and depth, on made-up images of CIFAR-10's shape."""
+    """Trains `--preset he-cifar10` with a shorter length and depth on fake images of CIFAR-10's shape."""
     flags = ["--preset", "he-cifar10", "--logdir", str(tmp_path), "--run-name", "he"]
     assert (parse(flags).model, parse(flags).batch_size, parse(flags).augment) == (
         "resnet20",

@@ -183,7 +183,7 @@ def test_preparing_a_data_set_is_reported(monkeypatch, tmp_path):
 
 
 def test_workers_with_different_images_do_not_train_together(monkeypatch, tmp_path):
-    """Each is one of two; the other's set is of as many images, or of fewer."""
+    """The other worker's data set has as many images, or fewer."""
     folders, numbers = {}, []
     for count in (40, 20):
         config = FramesConfig(name=f"tiny{count}", **{**TINY, "train": count})

@@ -123,7 +123,7 @@ def hold(values):
 
 
 def test_on_a_full_disk_the_oldest_make_room(small_disk):
-    """Two of these fit, and not a third: not beside three that are to be kept, nor beside two."""
+    """The disk has room for two checkpoints and not for three."""
     disk = small_disk("800k")
     store = CheckpointStore(disk / "checkpoints", keep=3)
     for update, dropped in ((10, 0), (20, 0), (30, 1), (40, 1), (50, 1)):
@@ -134,7 +134,7 @@ def test_on_a_full_disk_the_oldest_make_room(small_disk):
 
 
 def test_a_full_disk_keeps_a_checkpoint_to_resume_from(small_disk):
-    """The newer one is damaged, so the older one is all there is."""
+    """The newer checkpoint is damaged, so the run needs the older one."""
     disk = small_disk("800k")
     store = CheckpointStore(disk / "checkpoints", keep=3)
     for update in (10, 20):

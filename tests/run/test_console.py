@@ -193,7 +193,7 @@ def test_the_first_update_gives_an_estimate_by_its_own_steady_steps():
 
 
 def test_the_last_steps_of_a_run_are_not_its_end():
-    """Which is when its metrics are there: an evaluation may come before."""
+    """The run ends when its metrics are written; an evaluation may come before that."""
     progress, clock = make_progress(total=1000)
     for steps in (400, 1000):
         clock.now += 60
@@ -204,7 +204,7 @@ def test_the_last_steps_of_a_run_are_not_its_end():
 
 
 def test_a_slower_phase_is_announced_and_estimated_by_its_own_pace():
-    """As where an algorithm with replay begins to learn, after thousands of random steps a second."""
+    """Learning begins after thousands of random steps a second, for example."""
     progress, clock = make_progress(total=100_000)
     clock.now += 1
     progress.finish_update(5000, {"time/env_steps_per_second": 5000.0, "rollout/episode_return": 2.0})
@@ -232,7 +232,7 @@ def test_time_left_forgets_the_first_update_which_compiles():
 
 
 def test_time_left_follows_the_parts_of_a_first_update():
-    """As where a run goes on just before a phase's end: its steps were fast, its parts are not."""
+    """A run that resumes just before a phase's end has fast steps and slow parts."""
     progress, clock = make_progress(total=1000)
     for steps in (10, 20):
         clock.now += 1
@@ -292,7 +292,7 @@ def test_missing_metrics_are_omitted(metrics, expected):
 
 
 def test_advancing_prints_nothing_between_two_intervals():
-    """It is called at every env step, so it may not write."""
+    """The method is called at every env step, so it must not write each time."""
     stream = io.StringIO()
     console = Console(stream=stream, interval=60)
     console.start(Progress(1_000_000))

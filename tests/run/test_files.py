@@ -49,7 +49,7 @@ def system_calls(folder, command, log):
     "program", ["tfrl.ppo_procgen", pytest.param("resnet.train", marks=pytest.mark.long)]
 )
 def test_the_export_is_on_the_disk_before_the_results_that_vouch_for_it(program, tmp_path):
-    """Every byte of it, and every name on the way to it."""
+    """All files and their folders are synced."""
     run = tmp_path / "logs" / "run"
     command = [sys.executable, *PROGRAMS[program], str(run.parent)]
     done = system_calls(run.parent, command, tmp_path / "log")

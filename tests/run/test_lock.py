@@ -114,7 +114,7 @@ def test_a_killed_holder_frees_the_lock(tmp_path):
 
 @pytest.mark.parametrize("number", [os.getpid(), 1], ids=["own", "first"])
 def test_a_reused_process_number_does_not_hold_the_lock(tmp_path, number):
-    """After a reboot, say: the lock's file is as the power failure left it."""
+    """After a power failure and a reboot, another process may have the number in the lock's file."""
     (tmp_path / LOCK_FILE).write_text(f"process {number} on {os.uname().nodename}")
     assert is_held(tmp_path) is False
 
@@ -172,7 +172,7 @@ def test_a_cluster_waits_for_a_predecessor_that_still_ends_and_only_its_chief_do
 
 
 def test_a_chief_that_waits_in_vain_exits_with_the_code_for_a_restart(tmp_path):
-    """The predecessor may need longer to save: exit code 2 would end what restarts it."""
+    """The predecessor may need longer to save, and a scheduler does not restart exit code 2."""
     config = Config(logdir=str(tmp_path), run_name="run", cluster_timeout=0.5)
     with locked(config.run_dir), pytest.raises(PeerError, match="is in use: process "), taken(config, CHIEF):
         pytest.fail("held twice")
@@ -189,7 +189,7 @@ def test_settings_are_compared_with_those_that_a_predecessor_leaves(tmp_path, mo
 
 
 def test_many_trainers_get_the_lock_one_after_another(tmp_path):
-    """Each removes the file, and others may have opened it before."""
+    """Each trainer removes the lock's file, which others may have opened."""
     run, busy = tmp_path / "run", tmp_path / "busy"
     code = """
 import os, sys

@@ -271,7 +271,7 @@ def test_full_disk_warns_once_and_goes_on(small_disk):
 
 
 def test_null_writer_takes_all_calls_and_writes_nothing(tmp_path, monkeypatch):
-    """A worker that is not the chief calls it as the chief calls its own."""
+    """Workers other than the chief use it."""
     monkeypatch.chdir(tmp_path)
     writer = NullMetricsWriter()
     for name, method in inspect.getmembers(MetricsWriter, inspect.isfunction):

@@ -61,7 +61,7 @@ def test_a_run_resumed_from_an_older_checkpoint_keeps_only_needed_shards(store, 
 
 
 def test_shards_stay_while_a_manifest_cannot_be_read(store, directory):
-    """A file server that is away for a moment is no damage, and comes back."""
+    """A file server may be away for a moment."""
     save(store, 1, [shard(1)])
     manifest = next(directory.glob("update-*1/manifest.json"))
     kept = manifest.rename(manifest.with_suffix(".kept"))
@@ -117,7 +117,7 @@ def test_a_full_disk_leaves_shards_to_be_written_again(small_disk):
 
 
 def test_killed_anywhere_every_checkpoint_has_its_shards(tmp_path):
-    """SIGKILL before each of the calls by which a file comes, moves or goes."""
+    """SIGKILL comes before each call that creates, moves or deletes a file."""
     script = textwrap.dedent(
         """
         import os, signal, sys

@@ -141,7 +141,7 @@ def test_a_second_signal_ends_a_process_whose_output_nobody_reads(start):
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_within_a_second_count_once(start, first):
-    """From a parent that passes it on, or a scheduler that signals children, parents and children again."""
+    """Parents and schedulers may send the same signal several times."""
     process = start(WRITES)
     wait_until_full(process.stdout)
     for signum in (first, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, first):

@@ -75,7 +75,7 @@ def test_tensorboard_has_curves_hyperparameters_and_settings(logdir):
 
 @pytest.mark.parametrize(("mode", "num_levels"), [("easy", 200), ("easy", 0), ("exploration", 200)])
 def test_a_gap_needs_unseen_levels(small, learner, mode, num_levels):
-    """In exploration both evaluations play the same single level, and 0 is all levels."""
+    """With `exploration`, or with all levels, training and test levels are the same."""
     config = small(env="coinrun", distribution_mode=mode, num_levels=num_levels, eval_episodes=2)
 
     player = UniformPolicy(*registry.specs(config))
@@ -106,7 +106,7 @@ def test_each_level_set_is_played_on_its_own_levels(small, learner):
 
 @pytest.mark.parametrize("env", ["CartPole-v1", pytest.param("Pendulum-v1", marks=pytest.mark.long)])
 def test_evaluations_of_vector_envs_are_printed_and_plotted(env, tmp_path, capfd):
-    """A row of a table each, and a curve."""
+    """Each evaluation gives a row of a table and a point of a curve."""
     from tfrl.algorithms import ppo
 
     flags = f"--env {env} --total-steps 512 --num-envs 8 --num-steps 32 --num-minibatches 4 --epochs 1"
@@ -166,7 +166,7 @@ def _wait_for(url, text, seconds=90):
 
 
 def test_an_evaluation_that_a_resume_leaves_out_is_forgotten(small, tmp_path, monkeypatch):
-    """Else the update that it belongs to would be written in place of the one that the run ends with."""
+    """Otherwise its update would be written in place of the last one."""
     config = small(logdir=str(tmp_path), total_steps=640, eval_every=2, eval_episodes=8, checkpoint_every=1)
 
     def stop(*_):

@@ -160,7 +160,7 @@ def trained_torso(tmp_path_factory):
     ],
 )
 def test_a_frozen_torso_leaves_the_heads_to_train(small, learner, trained_torso, share, freeze):
-    """In two updates of eight steps of Adam each, as long as torsos that are not frozen move."""
+    """Trains two updates of eight steps of Adam; torsos that are not frozen change."""
     run, trained = trained_torso
     agent = learner(small(torso_weights=str(run), freeze_torso=freeze, share_torso=share, replicas=2))
     agent.begin()
@@ -206,7 +206,7 @@ def test_the_first_update_shows_progress_and_time_left(small, learner, replicas,
 
 
 def test_an_update_shows_its_progress(small, learner):
-    """In gradient steps; where they are fast, after each epoch, so that telling costs next to nothing."""
+    """The unit is gradient steps, or epochs if gradient steps are fast."""
     agent = learner(small(num_steps=80, epochs=5, num_minibatches=4))
     for _ in range(2):
         told = []

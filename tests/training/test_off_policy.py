@@ -142,7 +142,7 @@ def test_a_resumed_run_of_a_single_env_ends_undisturbed(tmp_path):
 
 
 def test_a_run_stopped_during_its_first_steps_resumes():
-    """An actor that dies at once may keep it waiting for minutes."""
+    """An actor that is killed then may delay the stop for minutes."""
 
     def stopped():
         raise Stopped(143)
@@ -222,7 +222,7 @@ def test_priorities_are_the_errors_and_their_weights_grow_to_the_end():
 
 @pytest.mark.long
 def test_two_workers_and_a_kill_end_as_one_process(dqn, tmp_path):
-    """Killed by SIGKILL after the first checkpoint, alone; two workers go on with it."""
+    """One process is killed after its first checkpoint, and two workers continue."""
     command = [sys.executable, "-m", "tfrl.dqn", *DQN[1:], "--logdir", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     config = dataclasses.replace(dqn, logdir=str(tmp_path))

@@ -38,7 +38,7 @@ def test_files_of_two_workers_are_read_by_any(folder, array, envs):
 
 
 def test_unused_rollouts_are_not_read_into_memory(folder):
-    """Also where the files of several workers have the rows of one."""
+    """Also if the rows are in files of several workers."""
     opened = PhaseFiles(folder, range(6)).get("observations", 7)
     assert [len(part) for part in opened] == [4, 2]
     assert all(isinstance(part, np.memmap) for part in opened)
@@ -67,7 +67,7 @@ def test_a_damaged_file_gives_a_one_sentence_error(folder, size):
 
 @pytest.mark.parametrize("place", [20, 128, 140, -5, -1])
 def test_a_flipped_bit_is_detected(folder, place):
-    """In what says what the array is, in the array, and in the checksum."""
+    """The bit is in the header, in the array, or in the checksum."""
     path = folder / "observations-00000008-envs-0000000-0000004.npy"
     content = bytearray(path.read_bytes())
     content[place] ^= 4

@@ -97,7 +97,7 @@ def test_rollouts_that_cannot_be_read_are_missed_before_anything_is_trained(
 
 
 def test_a_resume_does_not_read_files_that_it_writes_again(small, distilled):
-    """A kill has left later files, by two workers; one goes on, and its files have other names."""
+    """A kill leaves later files of two workers; one worker continues, with other file names."""
     folder, state, part = distilled
     config = small()
     shutil.copytree(folder, config.run_dir / "phase")
@@ -118,7 +118,7 @@ def test_a_resume_does_not_read_files_that_it_writes_again(small, distilled):
 
 
 def test_a_full_disk_ends_the_run_and_says_what_is_kept(small, small_disk):
-    """Once what no checkpoint needs is gone and does not make room either."""
+    """Deleting all files that no checkpoint needs does not make enough room."""
     place = small_disk("200k")
     learner = make(small(logdir=str(place), policy_updates=1))
     folder = learner._config.run_dir / "phase"
@@ -144,7 +144,7 @@ def test_a_full_disk_ends_the_run_and_says_what_is_kept(small, small_disk):
 
 @pytest.mark.long
 def test_a_run_killed_in_the_auxiliary_phase_ends_with_the_same_weights(tmp_path):
-    """Real processes: one to the end; one killed among the parts, with checkpoints before and after."""
+    """One process runs to the end; the other is killed in the phase, with checkpoints before and after."""
     flags = "--env catch --torso cookbook --num-envs 8 --num-steps 16 --num-minibatches 2 --policy-updates 2"
     flags += " --aux-minibatches 4 --total-steps 512 --checkpoint-every 1 --eval-episodes 4 --aux-epochs 15"
     command = [sys.executable, "-m", "tfrl.ppg", *flags.split(), "--logdir", str(tmp_path), "--run-name"]
@@ -191,7 +191,7 @@ def test_a_run_that_is_solved_at_the_end_of_a_phase_ends_with_it(small, capfd):
 
 @pytest.mark.long
 def test_a_run_that_is_over_keeps_the_rollouts_that_more_env_steps_would_need(small, capfd):
-    """Two of a phase of three; without them, the same command still finds the run complete."""
+    """Two rollouts of three are kept; without them, the same command still finds the run complete."""
     config = small(policy_updates=3, total_steps=5 * 128, checkpoint_every=1, eval_episodes=2)
     assert train(config) == 0
     left = {path.name.split("-envs")[0] for path in (config.run_dir / "phase").iterdir()}
@@ -204,7 +204,7 @@ def test_a_run_that_is_over_keeps_the_rollouts_that_more_env_steps_would_need(sm
 
 
 def test_a_kill_at_the_ends_of_an_auxiliary_phase_loses_one_part(small, monkeypatch):
-    """What is saved is counted in updates and parts together."""
+    """Checkpoints count updates and parts."""
     told = []
 
     def noted(kind, method, mark):
@@ -221,7 +221,7 @@ def test_a_kill_at_the_ends_of_an_auxiliary_phase_loses_one_part(small, monkeypa
 
 @pytest.mark.long
 def test_a_checkpoint_within_a_phase_counts_the_env_steps_of_its_weights(small, tmp_path, capfd):
-    """One of a run that was stopped there, and of one that is killed once the phase is done and logged."""
+    """Tests a stopped run, and one that is killed after the phase."""
     import learners
 
     class Stopped(PhasicLearner):
@@ -255,7 +255,7 @@ def test_a_checkpoint_within_a_phase_counts_the_env_steps_of_its_weights(small, 
 
 
 def test_a_run_that_is_cut_short_within_a_phase_ends_with_it(small, distilled):
-    """--total-steps may be lowered; weights within an auxiliary phase are those of no update."""
+    """--total-steps is lowered while the auxiliary phase is unfinished."""
     folder, state, part = distilled
     shorter = make(small(total_steps=128))
     shutil.copytree(folder, shorter._config.run_dir / "phase")
@@ -291,7 +291,7 @@ def test_the_display_moves_through_an_auxiliary_phase(small):
 
 
 def test_the_display_goes_on_from_the_place_in_the_phase_where_a_resume_goes_on(small, distilled):
-    """The update is done and one of two policies kept: 2 of the 7 parts of the last update."""
+    """The update is done and one of two policies is stored: 2 of 7 parts of the last update."""
     folder, state, part = distilled
     learner = make(small())
     shutil.copytree(folder, learner._config.run_dir / "phase")

@@ -78,7 +78,7 @@ def test_the_ratio_of_ppo_is_to_the_policy_that_acted(learner):
     ],
 )
 def test_rounds_are_collected_with_weights_that_are_lag_iterations_old(learner, name, lag):
-    """The second one is random at first, until --learning-starts."""
+    """Actions of the second round are random until --learning-starts."""
     one, slow = learner(name, "--lag", lag), learner(name)
     specs = {"observation": slow.envs._envs.observation_spec, "action": slow.envs._envs.action_spec}
     weights = []
@@ -103,7 +103,7 @@ def test_rounds_are_collected_with_weights_that_are_lag_iterations_old(learner, 
     ["ppo", "dqn", *(pytest.param(name, marks=pytest.mark.long) for name in ("sac", "sac of a pendulum"))],
 )
 def test_a_restored_learner_continues_bit_for_bit(learner, name, tmp_path):
-    """Taken while two rollouts are under way, which are played again."""
+    """The state is taken while two rollouts are unfinished; they are repeated."""
     whole = updated(learner(name, "--lag", 2), 6)
     begun = learner(name, "--lag", 2)
     first, _ = updated(begun, 3)

@@ -157,7 +157,7 @@ def test_an_export_alone_gives_weights_target_networks_and_normalisation(runs, t
 
 
 def test_workers_begin_with_the_same_export_or_not_at_all(runs, tmp_path):
-    """Two workers, in threads, whose folders of one name are on disks of their own."""
+    """Two workers, in threads, have folders of the same name on different disks."""
     for worker in range(2):
         exported = tmp_path / str(worker)
         shutil.copytree(runs("ppo"), exported, ignore=shutil.ignore_patterns("checkpoints"))
@@ -221,7 +221,7 @@ def test_settings_without_effect_do_not_tell_networks_apart(runs, tmp_path):
 
 
 def test_weights_of_other_shapes_give_a_one_sentence_error(runs, tmp_path):
-    """The settings say that it fits, the checkpoint that it does not."""
+    """The settings are equal, but the checkpoint has other shapes."""
     first = tmp_path / "first"
     shutil.copytree(runs("ppo"), first)
     text = (first / "config.yaml").read_text()

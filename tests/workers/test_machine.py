@@ -60,7 +60,7 @@ def test_a_quota_of_computing_counts_in_cores(monkeypatch, tmp_path, membership,
 
 
 def test_a_limit_that_the_kernel_holds_this_process_to_is_found():
-    """A real group, as a container's, where this user may make one."""
+    """Uses a real control group, as a container has, if this user may make one."""
     old = GROUPS / "memory"
     group, name = (old, "memory.limit_in_bytes") if old.is_dir() else (GROUPS, "memory.max")
     group /= f"tfrl-test-{os.getpid()}"

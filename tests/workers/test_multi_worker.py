@@ -111,7 +111,7 @@ def test_two_workers_of_two_replicas_take_the_steps_of_one_process(tmp_path):
 
 @pytest.mark.long
 def test_killed_recurrent_workers_resume_exactly_as_one_process(tmp_path):
-    """The checkpoint is within an episode, whose memory it has."""
+    """The checkpoint is in the middle of an episode and contains its recurrent state."""
     memory = ("--memory", "lstm", "--memory-size", "16", "--memory-inputs")
     alone, killed = (flags(tmp_path / name, *memory) for name in ("alone", "killed"))
     assert run_alone(*TRAIN, *alone)[0] == 0
@@ -146,7 +146,7 @@ def test_two_workers_evaluate_as_one_process_does_and_keep_the_best(alone, pair)
 
 @pytest.mark.long
 def test_a_slow_worker_gives_equal_weights(alone, tmp_path):
-    """Whose peer waits in every all-reduce. test_uneven_workers.py has many more."""
+    """The other worker waits in every all-reduce. test_uneven_workers.py has many more cases."""
     command = [*FAULTY, "SLOW", "1", "0", str(tmp_path / "marker"), *flags(tmp_path)]
     ends = run_workers(command, command)
     assert [code for code, _ in ends] == [0, 0], ends
@@ -217,10 +217,8 @@ def test_sigterm_on_one_worker_saves_on_all_and_one_process_resumes(alone, tmp_p
 
 @pytest.mark.long
 def test_all_workers_go_through_the_same_phases(tmp_path):
-    """Whoever began fewer would be taken for one that hangs: also where the chief alone has something to do.
-
-    Here it records, which fails for want of a program, evaluates, saves, and exports in the end. (Tests of
-    signals compare the phases of a run that is broken off.)
+    """A worker that begins fewer phases would look hung. The chief alone also records (without a video
+    program), evaluates, saves and exports.
     """
     periodic = ("--eval-every", "2", "--record-every", "2", "--checkpoint-every", "1")
     command = [*FAULTY, "NONE", "0", "99", str(tmp_path / "marker"), *flags(tmp_path, *periodic, updates=3)]
@@ -240,7 +238,7 @@ def test_all_workers_go_through_the_same_phases(tmp_path):
 
 @pytest.mark.long
 def test_sigterm_while_tensorflow_connects_ends_all_before_the_first_update(alone, tmp_path):
-    """TensorFlow installs a handler of its own then, which swallows it."""
+    """TensorFlow's own handler swallows the signal then."""
     command = [*FAULTY, "SIGTERM", "1", "connecting", str(tmp_path / "marker"), *flags(tmp_path)]
     ends = run_workers(command, command)
     assert [code for code, _ in ends] == [143, 143], ends

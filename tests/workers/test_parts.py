@@ -124,7 +124,7 @@ def summed(config, replicas):
 
 
 def test_the_order_of_additions_is_that_of_pairwise_sum():
-    """Numbers that only this order adds up to the same bits."""
+    """The numbers give these bits only in this order."""
     terms = np.random.default_rng(0).normal(size=1001).astype(np.float32)
 
     def value(nested):

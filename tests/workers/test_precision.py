@@ -61,7 +61,7 @@ def test_the_features_are_those_of_this_cpu():
     [((9, 0), "bfloat16"), ((8, 0), "bfloat16"), ((7, 5), "float32"), (None, "float32")],
 )
 def test_on_a_gpu_its_compute_capability_decides(tmp_path, monkeypatch, capability, expected):
-    """A GPU that is made up, beside a CPU that would say otherwise."""
+    """A fake GPU stands beside a CPU for which auto would choose otherwise."""
     details = {} if capability is None else {"compute_capability": capability}
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: ["gpu"])
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda _: details)
@@ -77,7 +77,7 @@ def of_auto():
 
 @pytest.mark.long
 def test_a_run_resumes_in_its_own_precision_not_in_that_of_auto(tmp_path):
-    """It began where `auto` meant the other one, or with a flag."""
+    """The run began on a machine where auto meant the other precision, or with a flag."""
     folder, (meant, other) = tmp_path / "run", of_auto()
     assert train(folder, *CATCH.split(), "--total-steps", 128, "--precision", other)[0] == 0
     code, stdout, stderr = train(folder, *CATCH.split(), "--total-steps", 256)

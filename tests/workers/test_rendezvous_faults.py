@@ -108,7 +108,7 @@ def test_random_lines_crash_no_worker():
 
 @pytest.mark.parametrize("beginning", [b"", b'{"tfrl": "rendezvous", "worker": 1'])
 def test_a_connection_without_a_line_end_is_closed(monkeypatch, beginning):
-    """On both sides, and though a byte comes now and then."""
+    """Tests both sides, also if a byte comes now and then."""
     monkeypatch.setattr(rendezvous, "HELLO_WITHIN", 0.5)
     monkeypatch.setattr(rendezvous, "SILENT_AFTER", 0.5)
     cluster = configs(2)
@@ -142,7 +142,7 @@ def trickle(connection, byte):
 
 
 def test_a_blocked_connection_does_not_block_others(monkeypatch):
-    """A worker that says hello, and then neither reads nor answers."""
+    """A worker says hello, and then neither reads nor answers."""
     monkeypatch.setattr(rendezvous, "SILENT_AFTER", 1.0)
     cluster = configs(3)
     chief, second = Attempt(cluster[0]), Attempt(cluster[2])
@@ -154,7 +154,7 @@ def test_a_blocked_connection_does_not_block_others(monkeypatch):
 
 
 def test_a_worker_whose_connection_broke_unnoticed_comes_again():
-    """A firewall has forgotten the first one, say: no end of it is heard, and it is the same process."""
+    """A firewall forgot the first connection, for example; the process is the same."""
     cluster = configs(3)
     chief = Attempt(cluster[0])
     first, _ = connect_to(chief, cluster[0], hello(cluster[0], 1))
@@ -181,7 +181,7 @@ def test_control_characters_of_strangers_are_not_printed():
 
 
 def test_no_time_out_names_an_empty_list_of_workers(monkeypatch):
-    """The last answer may come when the time is up: it is heard before the clock is asked."""
+    """The last answer may come when the time is up, so answers are read before the clock."""
     waited_for, wait_for = [], rendezvous._Patience.wait_for
     monkeypatch.setattr(
         rendezvous._Patience,

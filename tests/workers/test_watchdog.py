@@ -255,7 +255,7 @@ def deaf(held):
 
 
 def test_other_workers_are_asked_in_parallel(tmp_path):
-    """Twelve that do not answer take no longer than one, and the one that is gone is named."""
+    """Twelve workers without an answer take no longer than one, and the dead one is named."""
     with contextlib.ExitStack() as held, socket.create_server(("127.0.0.1", 0)) as closed:
         names = ["a:1", *(deaf(held) for _ in range(12)), f"127.0.0.1:{closed.getsockname()[1]}"]
         closed.close()
