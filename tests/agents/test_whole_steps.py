@@ -61,7 +61,7 @@ def close(found, expected):
     ids=str,
 )
 def test_one_program_equals_steps_in_parts_bit_for_bit(monkeypatch, algorithm, more):
-    """Compares weights, slots, target networks, metrics and errors after a call of K steps and of one step."""
+    """Compares weights, slots, target networks, metrics and errors after calls of K steps and of one."""
     flags = flags_of(algorithm, *more)
     whole = agent_of(algorithm, flags)
     monkeypatch.setattr(RLSettings, "has_one_topology", False)
