@@ -142,7 +142,7 @@ def _values(command: Command, env: str | MakeEnv | None, settings: Mapping[str, 
     for given, value in settings.items():
         name = aliases.get(given, given)
         if name not in kinds or name == "print_config":
-            name_of_command, hint = command.reader.prog.rpartition(".")[2], nearest_setting(name, kinds)
+            name_of_command, hint = command.reader.command.rpartition(".")[2], nearest_setting(name, kinds)
             raise UserError(f"{name_of_command} has no setting {given}{hint}.")
         if isinstance(value, Path):
             value = str(value)

@@ -56,9 +56,7 @@ class Config(DDPG, ReplaySettings):
         return actors.actor_and_critics(self, precision, critics=1, noise_scale=self.exploration_noise)
 
 
-READER = Reader(
-    Config, "python -m tfrl.ddpg", "Train DDPG on an env with continuous actions.", {"env": "Pendulum-v1"}
-)
+READER = Reader(Config, "Train DDPG on an env with continuous actions.", {"env": "Pendulum-v1"})
 
 
 class DDPGAgent(ReplayAgent):

@@ -183,9 +183,7 @@ class Config(DQN, ReplaySettings):
             )
 
 
-READER = Reader(
-    Config, "python -m tfrl.dqn", "Train DQN on an env with discrete actions.", {"env": "CartPole-v1"}
-)
+READER = Reader(Config, "Train DQN on an env with discrete actions.", {"env": "CartPole-v1"})
 
 
 class DQNAgent(ReplayAgent):

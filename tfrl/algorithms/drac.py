@@ -110,7 +110,6 @@ def fitting(shapes: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
 
 READER = Reader(
     Config,
-    "python -m tfrl.drac",
     "Train data-regularised PPO (DrAC), on envs with images and discrete actions. " + registry.in_words(),
     {"env": "coinrun"},
 )

@@ -152,10 +152,7 @@ class Config(IMPALA, RolloutSettings):
 
 
 READER = Reader(
-    Config,
-    "python -m tfrl.impala",
-    "Train IMPALA on a game or a Gymnasium env. " + registry.in_words(),
-    {"env": "coinrun"},
+    Config, "Train IMPALA on a game or a Gymnasium env. " + registry.in_words(), {"env": "coinrun"}
 )
 
 

@@ -152,7 +152,6 @@ class Config(PPG, ppo.Config):
 
 READER = Reader(
     Config,
-    "python -m tfrl.ppg",
     "Train phasic policy gradient (PPG). With --share-torso, the value's gradient does not reach the "
     "shared torso, which learns values only in the auxiliary phase. " + registry.in_words(),
     {"env": "coinrun"},

@@ -301,14 +301,9 @@ class Config(PPO, RolloutSettings):
         self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))
 
 
-READER = Reader(
-    Config,
-    "python -m tfrl.ppo",
-    "Train PPO on a Gymnasium env, a procgen game or a toy.",
-    {"env": "CartPole-v1"},
-)
+READER = Reader(Config, "Train PPO on a Gymnasium env, a procgen game or a toy.", {"env": "CartPole-v1"})
 PROCGEN_READER = Reader(
-    Config, "python -m tfrl.ppo_procgen", "Train PPO on a game. " + registry.in_words(), {"env": "coinrun"}
+    Config, "Train PPO on a game. " + registry.in_words(), {"env": "coinrun"}, "python -m tfrl.ppo_procgen"
 )
 parse, from_yaml = PROCGEN_READER.parse, PROCGEN_READER.from_yaml
 

@@ -159,7 +159,6 @@ class Config(Observers, REINFORCE, RLSettings):
 
 READER = Reader(
     Config,
-    "python -m tfrl.reinforce",
     "Train REINFORCE on an env; one agent chooses the actions for all observers. " + registry.in_words(),
     {"env": "CartPole-v1"},
 )

@@ -81,12 +81,7 @@ class Config(SAC, ReplaySettings):
             )
 
 
-READER = Reader(
-    Config,
-    "python -m tfrl.sac",
-    "Train SAC on an env with continuous or discrete actions.",
-    {"env": "Pendulum-v1"},
-)
+READER = Reader(Config, "Train SAC on an env with continuous or discrete actions.", {"env": "Pendulum-v1"})
 
 
 _LOG_ALPHA = "log_alpha"

@@ -46,9 +46,7 @@ class Config(TD3, ReplaySettings):
         return actors.actor_and_critics(self, precision, critics=2, noise_scale=self.exploration_noise)
 
 
-READER = Reader(
-    Config, "python -m tfrl.td3", "Train TD3 on an env with continuous actions.", {"env": "Pendulum-v1"}
-)
+READER = Reader(Config, "Train TD3 on an env with continuous actions.", {"env": "Pendulum-v1"})
 
 
 class TD3Agent(DDPGAgent):

@@ -295,15 +295,20 @@ class Reader(Generic[SettingsT]):
 
     Attributes:
       kind: the dataclass of the settings.
-      prog: the command, for --help.
       summary: the text of --help before the flags.
       defaults: values of a command line that differ from those of the dataclass. Files do not use them.
+      prog: the command, if it is not `python -m tfrl.ALGORITHM`.
     """
 
     kind: type[SettingsT]
-    prog: str
     summary: str
     defaults: Mapping[str, Any]
+    prog: str = ""
+
+    @property
+    def command(self) -> str:
+        """The command, for --help."""
+        return self.prog or f"python -m tfrl.{self.kind.algorithm}"
 
     def parse(self, argv: Sequence[str]) -> SettingsT:
         """Checked settings of a command line. Flags win over the --config file, which wins over the preset.
@@ -433,7 +438,7 @@ class Reader(Generic[SettingsT]):
             described.append(f"{name}{summary}{f': {flags_of_it}' if changes and whole else ''}.")
         more = [] if whole else ["--help-all shows all settings, and what the presets change."]
         description = "\n\n".join([self.summary, *more, "The presets:", *described])
-        tyro.cli(flags, prog=self.prog, description=description, args=["--help"])
+        tyro.cli(flags, prog=self.command, description=description, args=["--help"])
         raise SystemExit(0)
 
 

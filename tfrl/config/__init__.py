@@ -58,7 +58,7 @@ def reader_of_class(kind: type) -> Reader:
     fields = {"algorithm": name, "presets": presets, "__module__": kind.__module__, "__doc__": kind.__doc__}
     named: Any = dataclasses.dataclass(frozen=True)(type(f"{kind.__name__}Settings", (extended,), fields))
     summary = (kind.__doc__ or f"Train {kind.__name__}.").partition("\n")[0]
-    return Reader(named, f"python -m tfrl {name}", summary, {"env": "CartPole-v1"})
+    return Reader(named, summary, {"env": "CartPole-v1"}, f"python -m tfrl {name}")
 
 
 def algorithm_of(path: Path) -> str:

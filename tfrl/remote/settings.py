@@ -235,7 +235,7 @@ def _named(text: str, reader: Reader, usage: str) -> tuple[str, str]:
         raise UserError(f"{flag(name)} cannot be varied.")
     if name not in reader.flag_kinds:
         hint = nearest_setting(name, reader.flag_kinds)
-        raise UserError(f"{text!r}: {reader.prog} has no setting {word}{hint}.")
+        raise UserError(f"{text!r}: {reader.command} has no setting {word}{hint}.")
     return name, values
 
 

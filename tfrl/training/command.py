@@ -88,7 +88,7 @@ class Command:
                 from tfrl.training import evaluator
             return evaluator.follow(config)
         if leads(config):
-            return launch_workers(config, reader.prog.removeprefix("python -m "), arguments)
+            return launch_workers(config, reader.command.removeprefix("python -m "), arguments)
         with endings.before_training(), take_run(config, cluster, reader.from_yaml) as config:
             # Several workers check this together in the trainer, because a shared disk may show a file to one
             # of them first.
