@@ -65,9 +65,8 @@ class Evaluate(_Every):
         """Evaluates if it is time, on all workers equally."""
         if not self.is_due(run):
             return
-        num_envs, each = playing.split_episodes(self._episodes)
-        spec = playing.level_spec(task_of(run.config, self._env, self._seed), "test", num_envs)
-        played = playing.play(run, spec, range(num_envs), episodes_each=each)
+        task = task_of(run.config, self._env, self._seed)
+        played = playing.play_level_set(run, task, "test", self._episodes)
         metrics[f"{self._name}/return"] = float(played.returns.mean())
         metrics[f"{self._name}/episode_length"] = float(played.lengths.mean())
 

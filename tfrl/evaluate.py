@@ -22,14 +22,7 @@ from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
 from tfrl.envs.registry import TRAIN, level_set_title
 from tfrl.evaluation import policy
-from tfrl.evaluation.episodes import (
-    Player,
-    check_level_set,
-    check_plays,
-    level_spec,
-    play,
-    split_episodes,
-)
+from tfrl.evaluation.episodes import Player, check_level_set, check_plays, play_level_set, split_episodes
 from tfrl.reporting import scores
 from tfrl.run import files
 from tfrl.run.folder import EVALUATION_FILE, check_writable
@@ -102,16 +95,11 @@ def evaluate_levels(player: Player, task: Any, level_set: str, episodes: int) ->
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    num_envs, each = split_episodes(episodes)
-    spec = level_spec(task, level_set, num_envs)
+    total = math.prod(split_episodes(episodes))
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(f"{task.env}, {level_set_title(task.env, level_set)}", total=num_envs * each)
-        played = play(
-            player,
-            spec,
-            range(num_envs),
-            episodes_each=each,
-            on_episode=lambda count: progress.update(bar, completed=count),
+        bar = progress.add_task(f"{task.env}, {level_set_title(task.env, level_set)}", total=total)
+        played = play_level_set(
+            player, task, level_set, episodes, on_episode=lambda count: progress.update(bar, completed=count)
         )
     returns = played.returns.reshape(-1)
     # Episodes of one env may share levels, so the error is that of the envs' means.

@@ -443,10 +443,8 @@ def evaluate(
     with _our_errors():
         task = task_of(policy.config, env, seed)
         greedy = policy.config.eval_greedy if greedy is None else greedy
-        num_envs, each = playing.split_episodes(coerce(episodes, int, "episodes"))
-        spec = playing.level_spec(task, "test", num_envs)
         player = policy._greedy if greedy else policy._drawn
-        played = playing.play(player, spec, range(num_envs), episodes_each=each)
+        played = playing.play_level_set(player, task, "test", coerce(episodes, int, "episodes"))
     interval = scores.stratified_bootstrap([played.returns.mean(axis=1)], scores.mean)
     # The first episode of each env, then the second one of each env, and so on: surplus episodes are last.
     returns, lengths, solved = (

@@ -144,6 +144,20 @@ def play(
     return tally.played
 
 
+def play_level_set(
+    player: Player,
+    task: Any,
+    level_set: str,
+    episodes: int,
+    *,
+    on_episode: Callable[[int], None] = lambda count: None,
+) -> Episodes:
+    """Plays at least `episodes` episodes of a level set, the same number in each env. Raises like `play`."""
+    num_envs, each = split_episodes(episodes)
+    spec = level_spec(task, level_set, num_envs)
+    return play(player, spec, range(num_envs), episodes_each=each, on_episode=on_episode)
+
+
 class _Tally:
     """The returns and lengths of K episodes in each of B envs."""
 

@@ -13,7 +13,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.streams import once, quiet_start
 from tfrl.config.run import RLSettings
 from tfrl.evaluation import policy
-from tfrl.evaluation.episodes import evaluation_metrics, level_spec, play, split_episodes, with_gap
+from tfrl.evaluation.episodes import evaluation_metrics, play_level_set, with_gap
 from tfrl.reporting import runs
 from tfrl.run import files
 from tfrl.run.checkpoint import CheckpointStore
@@ -93,9 +93,7 @@ def _find(config: RLSettings, update: int, warn: Callable[[str], None]) -> polic
 def _evaluate(player: policy.Policy, source: policy.PolicySource, config: RLSettings) -> dict[str, float]:
     """The same metrics as an evaluation by the workers: the same envs and random numbers."""
     found: dict[str, float] = {}
-    num_envs, each = split_episodes(config.eval_episodes)
     for level_set in config.level_sets:
-        spec = level_spec(source.config, level_set, num_envs)
-        played = play(player, spec, range(num_envs), episodes_each=each)
+        played = play_level_set(player, source.config, level_set, config.eval_episodes)
         found |= evaluation_metrics(source.config, level_set, played)
     return with_gap(source.config, found)
