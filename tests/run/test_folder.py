@@ -124,18 +124,6 @@ def test_a_folder_that_other_programs_write_in_is_left_alone(tmp_path, name):
         )
 
 
-@pytest.mark.parametrize("checkpoint", [True, False])
-def test_progress_of_another_program_is_left_alone(tmp_path, checkpoint):
-    config = run_of(tmp_path, checkpoint=checkpoint)
-    progress = config.run_dir / "progress.csv"
-    for own in ("", "env_steps,a\n", "env_st", "\0" * 40):  # the last two: killed, and after a power failure
-        progress.write_text(own)
-        check_run(config)
-    for rows in (b"1,2\n", b"1,2\n\xff\xfe"):  # damaged further down, which is no reason to add to it
-        progress.write_bytes(b"time/iterations,rollout/ep_rew_mean\n" + rows)
-        assert "the progress.csv of another program; choose another --run-name." in refusal(check_run, config)
-
-
 def test_a_damaged_run_is_left_alone(tmp_path):
     config = run_of(tmp_path)
     settings = config.run_dir / "config.yaml"

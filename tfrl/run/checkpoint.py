@@ -202,13 +202,14 @@ class CheckpointStore:
                     f"worker {self._worker} does not see {staged}, and all workers must share one disk"
                 )
             if is_chief:
-                _write_arrays(staged / LEARNER, learner)
+                files.write_synced(staged / LEARNER, encode(learner))
             entries = [
                 {"file": path.name, "bytes": path.stat().st_size, "about": shard.about}
                 for shard, path in written
             ]
             listed = {SHARDS: pack_json(entries)} if entries else {}
-            _write_arrays(staged / _part_name(self._worker, self._num_workers), {**worker_part, **listed})
+            own = _part_name(self._worker, self._num_workers)
+            files.write_synced(staged / own, encode({**worker_part, **listed}))
 
         def commit() -> None:
             if is_chief:
@@ -233,11 +234,11 @@ class CheckpointStore:
 
     def _commit(self, staged: Path, update: int, env_steps: int) -> None:
         """Verifies what all workers have written, seals it by a manifest, and gives the folder its name."""
-        names = _file_names(self._num_workers)
-        entries = {name: _check_in(staged / name) for name in names}
-        shards = {}
-        for name in names[1:]:
-            for each in _listed_shards(decode((staged / name).read_bytes())):
+        entries, shards = {}, {}
+        for name in _file_names(self._num_workers):
+            data, arrays = _arrived(staged / name)
+            entries[name] = {"bytes": len(data), "sha256": _sha256(data)}
+            for each in _listed_shards(arrays):
                 path = self._shards / each["file"]
                 if not path.is_file() or path.stat().st_size != each["bytes"]:
                     raise FaultError(f"{path} did not arrive, and all workers must share one disk")
@@ -400,27 +401,15 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _checksum_path(path: Path) -> Path:
-    return path.with_name(path.name + ".sha256")
-
-
-def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes the arrays and, for the chief to check that all of it arrives, their checksum beside them."""
-    data = encode(arrays)
-    files.write_synced(path, data)
-    files.write_synced(_checksum_path(path), _sha256(data).encode())
-
-
-def _check_in(path: Path) -> dict[str, Any]:
-    """Verifies a staged file against its writer's checksum and returns its entry in the manifest."""
+def _arrived(path: Path) -> tuple[bytes, dict[str, np.ndarray]]:
+    """The content of a staged file, and its arrays, whose checksums an .npz has. Raises FaultError."""
     try:
-        data, expected = path.read_bytes(), _checksum_path(path).read_text()
+        data = path.read_bytes()
+        return data, decode(data)
     except FileNotFoundError as error:
         raise FaultError(f"{path} did not arrive, and all workers must share one disk") from error
-    if _sha256(data) != expected:
-        raise FaultError(f"{path} does not hold what was written to it")
-    _checksum_path(path).unlink()
-    return {"bytes": len(data), "sha256": expected}
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise FaultError(f"{path} does not hold what was written to it") from error
 
 
 def _seal(manifest: Mapping[str, Any]) -> bytes:

@@ -15,7 +15,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.settings import SETTINGS_FILE, Settings, SettingsT, is_of, is_of_earlier_version
 from tfrl.run.checkpoint import CheckpointStore
-from tfrl.run.metrics import EVENT_FILES, PROGRESS_FILE, is_foreign, logged_steps
+from tfrl.run.metrics import EVENT_FILES, PROGRESS_FILE, logged_steps
 
 RESULTS_FILE = "results.json"
 EVALUATION_FILE = "eval.json"
@@ -60,7 +60,8 @@ def check_run(config: SettingsT, read: Callable[[Path], SettingsT]) -> SettingsT
             f"{run} holds a run without its {SETTINGS_FILE}, so the run cannot be resumed; choose another "
             "--run-name."
         )
-    check_same_trainer(config)
+    if any(is_of(run, mark) and not hasattr(config, mark) for mark in ("env", "dataset")):
+        raise UserError(f"{run} holds a run of another trainer; choose another --run-name.")
     existing = read(run / SETTINGS_FILE)
     if is_of_earlier_version(run / SETTINGS_FILE):
         raise UserError(
@@ -75,15 +76,6 @@ def check_run(config: SettingsT, read: Callable[[Path], SettingsT]) -> SettingsT
 def holds_run(run: Path) -> bool:
     """True if the folder contains a run or remains of a run."""
     return any((run / trace).exists() for trace in _TRACES)
-
-
-def check_same_trainer(config: Settings) -> None:
-    """Raises UserError if the run or progress.csv in the folder belongs to another trainer or program."""
-    run = config.run_dir
-    if any(is_of(run, mark) and not hasattr(config, mark) for mark in ("env", "dataset")):
-        raise UserError(f"{run} holds a run of another trainer; choose another --run-name.")
-    if is_foreign(run / PROGRESS_FILE):
-        raise UserError(f"{run} holds the {PROGRESS_FILE} of another program; choose another --run-name.")
 
 
 def as_it_began(config: SettingsT, existing: SettingsT, *, instead: str = "--run-name") -> SettingsT:
@@ -123,7 +115,7 @@ def check_run_folder(config: Settings) -> None:
     """Raise UserError if the run's folder cannot be made or written in; leaves nothing behind."""
     folder = config.run_dir
     try:
-        while not _is_there(folder):
+        while not (folder.exists() or folder.is_symlink()):
             folder = folder.parent
         if not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -177,12 +169,3 @@ def _check_young(run: Path, existing: Settings) -> None:
             f"{run} holds a run without checkpoints, but with {', '.join(found)}, so it cannot be resumed; "
             "choose another --run-name, or remove the folder."
         )
-
-
-def _is_there(folder: os.PathLike[str]) -> bool:
-    """Unlike Path.exists, also true for a link to nowhere, and any other trouble is raised."""
-    try:
-        os.lstat(folder)
-    except FileNotFoundError:
-        return False
-    return True

@@ -29,7 +29,6 @@ EVENT_FILES = "events.out.tfevents.*"
 """The pattern of TensorBoard's event files, of any program."""
 _RETURN = "rollout/episode_return"
 _FIRST_CARD = "Return/episode_return"  # TensorBoard sorts groups by name, and capital letters come first
-_STEP_COLUMNS = ("env_steps", "images")  # of the trainers
 
 
 class MetricsWriter:
@@ -242,12 +241,6 @@ def logged_steps(progress: Path) -> int:
         return 0
     steps = [line.split(b",")[0] for line in lines[-2:] if line.endswith(b"\n")]
     return max((int(step) for step in steps if step.isdigit()), default=0)
-
-
-def is_foreign(progress: Path) -> bool:
-    """True if another program wrote this progress.csv, by its first column."""
-    columns = _read_columns(progress)
-    return len(columns) > 1 and columns[0] not in _STEP_COLUMNS
 
 
 def _csv_line(cells: Sequence[str]) -> bytes:
