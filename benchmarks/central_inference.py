@@ -12,7 +12,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated
+from types import SimpleNamespace
+from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
@@ -74,7 +75,12 @@ def _steps_alone(config: Config, steps: int) -> float:
 
     agent, spec = ReinforceAgent(config, strategy.make(config, None)), env_spec(config)
     if config.observers:
-        observers = RayObservers(config, spec, raise_if_stopped=lambda: None, tell=print, beat=lambda: None)
+        session: Any = SimpleNamespace(  # the part that observers use
+            raise_if_stopped=lambda: None,
+            console=SimpleNamespace(warn=print),
+            watchdog=SimpleNamespace(beat=lambda: None),
+        )
+        observers = RayObservers(config, spec, session)
     else:
         observers = Observer(spec, range(config.num_envs))
     everyone, generator = np.ones(config.num_envs, bool), np.random.default_rng(0)

@@ -78,17 +78,22 @@ def test_results_do_not_depend_on_number_deaths_or_hangs_of_observers(tmp_path):
     assert (results(folder)["observers"], results(whole)["observers"]) == (1, 0)
 
 
+def quiet_session(raise_if_stopped=lambda: None):
+    """The part of a session that observers use."""
+    console, watchdog = SimpleNamespace(warn=print), SimpleNamespace(beat=lambda: None)
+    return SimpleNamespace(raise_if_stopped=raise_if_stopped, console=console, watchdog=watchdog)
+
+
 def test_an_env_that_fails_in_another_process_is_named_as_it_is_in_this_one(node):
     from tfrl.remote.observers import RayObservers
 
     config = SimpleNamespace(ray_address=node.address, observers=1, num_envs=2, observer_timeout=60)
-    hooks = {"raise_if_stopped": lambda: None, "tell": print, "beat": lambda: None}
     with pytest.raises(
         TrainingError, match="^observer 0 failed: ValueError: .* needs the module nowhere, which"
     ):
-        RayObservers(config, EnvSpec("nowhere:made/Hidden-v0", num_envs=2, seed=1), **hooks)
+        RayObservers(config, EnvSpec("nowhere:made/Hidden-v0", num_envs=2, seed=1), quiet_session())
     name = "tests.made_envs:made/late-step-raises-v0"  # as Ray's processes find it
-    observers = RayObservers(config, EnvSpec(name, num_envs=2, seed=1), **hooks)
+    observers = RayObservers(config, EnvSpec(name, num_envs=2, seed=1), quiet_session())
     try:
         with pytest.raises(EnvError, match=f"^{name} raised RuntimeError: the motor is on fire, in step"):
             for _ in range(40):
@@ -97,13 +102,13 @@ def test_an_env_that_fails_in_another_process_is_named_as_it_is_in_this_one(node
         observers.close()
 
 
-def opened(node, name, *, timeout=60.0, **hooks):
+def opened(node, name, *, timeout=60.0, **told):
     """Two observers with an env each."""
     from tfrl.remote.observers import RayObservers
 
     config = SimpleNamespace(ray_address=node.address, observers=2, num_envs=2, observer_timeout=timeout)
-    hooks = {"raise_if_stopped": lambda: None, "tell": print, "beat": lambda: None} | hooks
-    return contextlib.closing(RayObservers(config, EnvSpec(name, num_envs=2, seed=1), **hooks))
+    spec = EnvSpec(name, num_envs=2, seed=1)
+    return contextlib.closing(RayObservers(config, spec, quiet_session(**told)))
 
 
 def kill(observers, index):

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +24,9 @@ from tfrl.remote.cluster import Cluster, RayError, end_with_parent, leave_stoppi
 from tfrl.remote.supervised_actors import Hooks, Ready, SupervisedActor, SupervisedActors, ready
 from tfrl.workers import machine, parts
 from tfrl.workers.strategy import set_up_tensorflow
+
+if TYPE_CHECKING:
+    from tfrl.run.session import Session
 
 
 class RemoteActor:
@@ -112,13 +114,9 @@ class RayCollector(SupervisedActors):
     Args:
       config: the settings, with the section Actors.
       spec: the global vector of envs.
-      indices: the global indices of this learner's envs. This learner has the actors of these envs.
+      session: that of this learner, which has the actors of its envs. Its watchdog gets steps while it waits,
+        because actors have a time-out of their own.
       replicas: the learner's replicas, which share the envs in order.
-      precision: the torso's precision, resolved.
-      raise_if_stopped: raises Stopped if this learner was told to stop.
-      together: a context that raises Stopped on all learners if it was raised inside on any.
-      tell: gets a sentence if an actor is replaced.
-      beat: a step for the run's watchdog while it waits for actors, which have a time-out of their own.
 
     Raises, while it is made or asked for rollouts:
       UserError: there is no Ray at --ray-address, or it has too few CPUs.
@@ -129,19 +127,10 @@ class RayCollector(SupervisedActors):
     """
 
     def __init__(
-        self,
-        config: DistributedSettings,
-        spec: EnvSpec,
-        *,
-        indices: Sequence[int],
-        replicas: int,
-        precision: str,
-        raise_if_stopped: Callable[[], None],
-        together: Callable[[], AbstractContextManager],
-        tell: Callable[[str], None],
-        beat: Callable[[], None],
+        self, config: DistributedSettings, spec: EnvSpec, session: Session, *, replicas: int
     ) -> None:
-        self.indices = list(indices)
+        self._session = session
+        self.indices = indices = list(session.runtime.local_envs(config.num_envs))
         self.observation_spec, self.action_spec = registry.specs(config)
         self._size = (replicas, config.steps_per_env, len(indices) // replicas)
         self._rollout: Rollout | None = None
@@ -156,13 +145,13 @@ class RayCollector(SupervisedActors):
 
         def make(index: int) -> Any:
             mine = range(index * share, (index + 1) * share)
-            return kind.remote(config, spec, mine, precision, threads)
+            return kind.remote(config, spec, mine, session.runtime.precision, threads)
 
-        self._beat, self._together = beat, together
         self._newest: Versioned | None = None
         self._server: Any = serve_weights() if config.free_running else None
-        self._hooks = Hooks(config.actor_timeout, raise_if_stopped, tell, self._cluster, self._look)
-        self._open(SupervisedActor(f"actor {i}", functools.partial(make, i), self._hooks) for i in actors)
+        stop = session.raise_if_stopped_here
+        hooks = Hooks(config.actor_timeout, stop, session.console.warn, self._cluster, self._look)
+        self._open(SupervisedActor(f"actor {i}", functools.partial(make, i), hooks) for i in actors)
         self.began = self.get_state()
 
     def offer(self, weights: Versioned) -> None:
@@ -172,7 +161,7 @@ class RayCollector(SupervisedActors):
 
     def _look(self) -> None:
         """Gives the weights once more, because a server that died came back without any."""
-        self._beat()
+        self._session.watchdog.beat()
         if self._newest is not None:
             self._server.push.remote(*self._newest)
 
@@ -185,7 +174,7 @@ class RayCollector(SupervisedActors):
 
     def take(self) -> Rollout:
         """Waits for the oldest ordered rollout. The next call reuses its buffers."""
-        with self._together():
+        with self._session.together():
             results = [actor.oldest() for actor in self._actors]
         self.began = self.get_state()  # a new process may have begun new episodes
         for actor, result in zip(self._actors, results, strict=True):  # a stop may come before all are there

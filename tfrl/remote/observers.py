@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from tfrl.envs.spec import EnvSpec
 from tfrl.experience.collector import EnvStates, Observer, Seen
 from tfrl.remote.cluster import Cluster, end_with_parent, leave_stopping_to_driver, ray
 from tfrl.remote.supervised_actors import Hooks, Ready, SupervisedActor, SupervisedActors, ready
+
+if TYPE_CHECKING:
+    from tfrl.run.session import Session
 
 
 class RemoteObserver:
@@ -49,25 +52,21 @@ class RayObservers(SupervisedActors):
     Args:
       config: the settings, with the section Observers.
       spec: the global vector of envs.
-      raise_if_stopped: raises Stopped if the run was told to stop.
-      tell: gets a sentence if an observer is replaced.
-      beat: a step for the run's watchdog while it waits for observers, which have a time-out of their own.
+      session: that of the run. Its watchdog gets steps meanwhile, because observers have their own time-out.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        spec: EnvSpec,
-        *,
-        raise_if_stopped: Callable[[], None],
-        tell: Callable[[str], None],
-        beat: Callable[[], None],
-    ) -> None:
+    def __init__(self, config: Config, spec: EnvSpec, session: Session) -> None:
         super().__init__(Cluster(config.ray_address, {"--observers": config.observers}, 0))
         share = config.num_envs // config.observers
         self._slices = [slice(i * share, (i + 1) * share) for i in range(config.observers)]
         kind = ray.remote(num_cpus=1, max_restarts=0)(RemoteObserver)
-        hooks = Hooks(config.observer_timeout, raise_if_stopped, tell, self._cluster, beat)
+        hooks = Hooks(
+            config.observer_timeout,
+            session.raise_if_stopped,
+            session.console.warn,
+            self._cluster,
+            session.watchdog.beat,
+        )
 
         def make(index: int) -> Any:
             return kind.remote(spec, list(range(config.num_envs)[self._slices[index]]))

@@ -64,13 +64,7 @@ class EpisodicLearner(EnvLearner):
             remote.reach_other_machines()
         from tfrl.remote.observers import RayObservers  # which imports Ray, and may not be there
 
-        return RayObservers(
-            config,
-            env_spec(config),
-            raise_if_stopped=session.raise_if_stopped,
-            tell=session.console.warn,
-            beat=session.watchdog.beat,
-        )
+        return RayObservers(config, env_spec(config), session)
 
     @property
     def steps_done(self) -> int:

@@ -151,18 +151,7 @@ def make_prefetch_collector(
         remote.reach_other_machines()
     from tfrl.remote.actors import RayCollector  # which imports Ray, and may not be there
 
-    runtime, watchdog = session.runtime, session.watchdog
-    return RayCollector(
-        config,
-        env_spec(config),
-        indices=runtime.local_envs(config.num_envs),
-        replicas=replicas,
-        precision=runtime.precision,
-        raise_if_stopped=session.raise_if_stopped_here,
-        together=session.together,
-        tell=session.console.warn,
-        beat=watchdog.beat,
-    )
+    return RayCollector(config, env_spec(config), session, replicas=replicas)
 
 
 class Prefetch:
