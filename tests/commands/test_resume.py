@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import tensorflow  # noqa: F401 - conftest.py then splits the CPU
 from processes import Training, learned, results, rows, steps_done, train, train_here
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
 from tfrl.cli.errors import UserError
 

@@ -146,7 +146,7 @@ def test_results_json_has_the_promised_keys(run):
 
 
 def test_tensorboard_has_the_values_of_progress_csv(run):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
     events = EventAccumulator(str(run), size_guidance={"tensors": 0}).Reload()

@@ -7,7 +7,7 @@ import gymnasium
 import imageio.v2 as imageio
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
 import tfrl
 from tfrl import callbacks

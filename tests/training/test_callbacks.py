@@ -65,7 +65,7 @@ def test_the_best_policy_and_the_videos_are_kept(logdir):
 
 
 def test_tensorboard_has_curves_hyperparameters_and_settings(logdir):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(logdir / "watched")).Reload()
     tags = set(events.Tags()["tensors"])

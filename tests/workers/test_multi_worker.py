@@ -46,7 +46,7 @@ from tfrl.run.checkpoint import CheckpointStore
 
 def events(event_file, tag):
     """Steps and tensors of a tag."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
     accumulator = EventAccumulator(str(event_file)).Reload()
