@@ -90,8 +90,9 @@ def _agent(config: Any) -> Callable[[], Any]:
     o, a, r, d, o2, noise = _rows(config)
     ones = np.ones(r.shape, np.float32)
     one_env = [x[:, None] for x in (o, a, r, d, o2, ones, ones.astype(np.int64), noise)]
-    prepared = agent.prepare(Batch(*one_env[:-1]), one_env[-1])
-    return lambda: agent.begin_gradient_steps(prepared, steps_done=0, count=_LOOP, iteration=0)()
+    batch = Batch(*one_env[:-1])
+    prepared = agent.prepare(batch, one_env[-1], steps_done=0, count=_LOOP, iteration=0)
+    return lambda: agent.begin_gradient_steps(prepared)()
 
 
 def _rows(config: Any) -> list[np.ndarray]:

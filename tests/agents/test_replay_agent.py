@@ -167,11 +167,12 @@ def run(algorithm, flags, observation_size, actions, step):
     slow = Slow(agent, generator, config.optimizer)
     batch, noise = make_batch(agent, generator, observation_size, actions)
     # In two calls: what is due every so many steps does not hang on how many a call takes.
-    prepared = agent.prepare(batch, noise)
-    first, once = agent.begin_gradient_steps(prepared, steps_done=0, count=1, iteration=0)()
+    prepared = agent.prepare(batch, noise, steps_done=0, count=1, iteration=0)
+    first, once = agent.begin_gradient_steps(prepared)()
     later = Batch(*(np.roll(x, -1, axis=0) for x in batch))
-    prepared = agent.prepare(later, np.roll(noise, -1, axis=0))
-    more, rest = agent.begin_gradient_steps(prepared, steps_done=1, count=K - 1, iteration=0)()
+    noise_of_later = np.roll(noise, -1, axis=0)
+    prepared = agent.prepare(later, noise_of_later, steps_done=1, count=K - 1, iteration=0)
+    more, rest = agent.begin_gradient_steps(prepared)()
     errors = np.concatenate([once, rest])
     found = [step(slow, config, rows_of(batch, noise, k), k + 1) for k in range(K)]
     np.testing.assert_allclose(errors.reshape(K, ROWS), found, rtol=1e-4, atol=2e-5)
@@ -206,8 +207,9 @@ def test_unused_batches_change_nothing():
     before, found = agent.get_state(), []
     for size in (K, 2, K):
         agent.set_state(before)
-        some = agent.prepare(Batch(*(x[:size] for x in batch)), noise[:size])
-        _, errors = agent.begin_gradient_steps(some, steps_done=0, count=2, iteration=0)()
+        some = Batch(*(x[:size] for x in batch))
+        prepared = agent.prepare(some, noise[:size], steps_done=0, count=2, iteration=0)
+        _, errors = agent.begin_gradient_steps(prepared)()
         assert errors.shape == (2, ENVS, EACH)
         found.append(agent.get_state() | {"errors": errors})
     for name, value in found[0].items():
@@ -416,7 +418,7 @@ def test_numpy_does_not_act_for_a_network_of_bfloat16():
 def test_autograph_rewrites_the_loop_over_gradient_steps_and_little_else(converted):
     """AutoGraph would take longer than all other work of TensorFlow in a process's first call."""
     _, agent = make_agent.__wrapped__("sac", "--env", "Pendulum-v1")
-    prepared = agent.prepare(*make_batch(agent, np.random.default_rng(3), 3, None))
-    agent.begin_gradient_steps(prepared, steps_done=0, count=K, iteration=0)()
+    batch, noise = make_batch(agent, np.random.default_rng(3), 3, None)
+    agent.begin_gradient_steps(agent.prepare(batch, noise, steps_done=0, count=K, iteration=0))()
     assert "ReplayAgent._take_steps" in converted and "ReplayAgent._gradient_step" not in converted
     assert len({*converted}) < 8, converted

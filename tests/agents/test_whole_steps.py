@@ -69,7 +69,7 @@ def test_one_program_equals_steps_in_parts_bit_for_bit(monkeypatch, algorithm, m
     batch, noise = batches(whole, algorithm)
     for first, count in ((0, K), (K, 1)):
         results = [
-            a.begin_gradient_steps(a.prepare(batch, noise), steps_done=first, count=count, iteration=0)()
+            a.begin_gradient_steps(a.prepare(batch, noise, steps_done=first, count=count, iteration=0))()
             for a in (whole, in_parts)
         ]
         (metrics, errors), (expected_metrics, expected_errors) = results

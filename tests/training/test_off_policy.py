@@ -179,11 +179,11 @@ def test_priorities_are_the_errors_and_their_weights_grow_to_the_end():
         prepare, begin = learner.agent.prepare, learner.agent.begin_gradient_steps
         begin_learning, env, betas, turns, drawn = learner._begin_learning, np.arange(4)[:, None], [], [], []
 
-        def noted(batch, noise):
+        def noted(batch, noise, **options):
             drawn.append(batch)
-            return prepare(batch, noise)
+            return prepare(batch, noise, **options)
 
-        def checked(prepared, *, count, **further):
+        def checked(prepared):
             batch = drawn[-1]
             priorities = learner.replay.get_state()["priorities"]  # [envs, rows], as they were drawn by
             shares = priorities / priorities.sum(axis=1, keepdims=True)
@@ -193,11 +193,11 @@ def test_priorities_are_the_errors_and_their_weights_grow_to_the_end():
                 np.testing.assert_allclose(batch.weight, np.exp(-betas[-1] * ratio), rtol=1e-5)
                 # The step that is taken meanwhile counts.
                 assert betas[-1] == pytest.approx(0.4 + 0.6 * 20 * len(turns) / 400, abs=1e-5)
-            results = begin(prepared, count=count, **further)
+            results = begin(prepared)
 
             def waited():
                 metrics, errors = results()
-                learned.append((batch.rows[:count], errors))
+                learned.append((batch.rows[: prepared.steps], errors))
                 return metrics, errors
 
             return waited

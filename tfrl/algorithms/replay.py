@@ -264,10 +264,21 @@ _FLOATS = "floats"  # a field that joins all float32 fields of a batch
 
 
 class Prepared(NamedTuple):
-    """K batches as tensors, by replica, and the shapes of the arrays that they were made of."""
+    """A call of gradient steps, whose arguments are tensors.
 
-    rows: dict[str, Any]
+    Attributes:
+      arguments: those of the compiled function.
+      shapes: of the arrays of the K batches.
+      rows: the rows of the replay that the batches have, int64 [K, B, b].
+      steps_done: the number of earlier gradient steps.
+      steps: the number of gradient steps, one for each of the first batches.
+    """
+
+    arguments: tuple[Any, ...]
     shapes: tuple[tuple[int, ...], ...]
+    rows: np.ndarray
+    steps_done: int
+    steps: int
 
 
 Rows = Mapping[str, Any]
@@ -404,41 +415,40 @@ class ReplayAgent(Agent):
         in_background = self._is_one_program and self._config.train_every <= self._config.num_envs
         return asynchronous() if in_background else contextlib.nullcontext()
 
-    def prepare(self, batch: Batch, noise: np.ndarray) -> Prepared:
-        """K batches of this worker's envs for `begin_gradient_steps`.
+    def prepare(
+        self, batch: Batch, noise: np.ndarray, *, steps_done: int, count: int, iteration: int
+    ) -> Prepared:
+        """A call of gradient steps from K batches of this worker's envs, for `begin_gradient_steps`.
 
-        `noise` is standard normal, float32 [K, B, b, update_noise].
+        Args:
+          batch: the batches.
+          noise: standard normal numbers, float32 [K, B, b, update_noise].
+          steps_done: the number of earlier gradient steps.
+          count: how many to take, one for each of the first batches.
+          iteration: decides the learning rate.
         """
+        config = self._config
         fields = batch._asdict() | {"noise": noise}
         del fields["rows"]
         joined = self._join(fields)
         shapes = tuple(x.shape for x in joined.values())
         rows = {name: self._runtime.per_replica(self._by_replica(x)) for name, x in joined.items()}
-        return Prepared(rows, shapes)
-
-    def begin_gradient_steps(
-        self, prepared: Prepared, *, steps_done: int, count: int, iteration: int
-    ) -> PendingSteps:
-        """Starts gradient steps, one for each of the first `count` of K batches.
-
-        Args:
-          prepared: the batches.
-          steps_done: the number of earlier gradient steps.
-          count: how many to take.
-          iteration: decides the learning rate.
-
-        Returns:
-          A function that waits for them. It gives the sums of the metrics over these steps, the same on every
-          worker, and the errors of each transition, float32 [count, B, b]. It raises TrainingError if a loss
-          is not finite, which all replicas see at the same step.
-        """
-        config = self._config
         scale = learning_rate(config.lr_schedule, 1.0, iteration, config.num_updates)
-        arguments = (prepared.rows, tf.constant([steps_done, count]), tf.constant(scale, tf.float32))
+        arguments = (rows, tf.constant([steps_done, count]), tf.constant(scale, tf.float32))
+        return Prepared(arguments, shapes, batch.rows, steps_done, count)
+
+    def begin_gradient_steps(self, prepared: Prepared) -> PendingSteps:
+        """Starts gradient steps, and returns a function that waits for them.
+
+        The function gives the sums of the metrics over these steps, the same on every worker, and the errors
+        of each transition, float32 [count, B, b]. It raises TrainingError if a loss is not finite, which all
+        replicas see at the same step.
+        """
         # Found by the shapes: TensorFlow's own look at the arguments takes longer than a small network.
-        if prepared.shapes not in self._compiled:
-            self._compiled[prepared.shapes] = self._updates.get_concrete_function(*arguments)
-        done, sums, errors, vectors = self._compiled[prepared.shapes](*arguments)
+        arguments, shapes, _, steps_done, count = prepared
+        if shapes not in self._compiled:
+            self._compiled[shapes] = self._updates.get_concrete_function(*arguments)
+        done, sums, errors, vectors = self._compiled[shapes](*arguments)
         self.acting.forget()
 
         def results() -> tuple[dict[str, float], np.ndarray]:
@@ -450,7 +460,7 @@ class ReplayAgent(Agent):
                 )
             if self.acting.acts_in_arrays:
                 self.acting.use({name: vector.numpy() for name, vector in vectors.items()})
-            rows = [e.numpy()[:count].reshape(count, -1, prepared.shapes[0][2]) for e in errors]
+            rows = [e.numpy()[:count].reshape(count, -1, shapes[0][2]) for e in errors]
             return {f"train/{name}": value for name, value in totals.items()}, np.concatenate(rows, axis=1)
 
         return results

@@ -310,7 +310,7 @@ def _critic(
         features = observations
     both = keras.layers.Concatenate(dtype="float32", name="both")([features, actions])
     hidden = resnet.build("mlp", both.shape[1:], seed=seed, **config.hidden_options)
-    head = Head(1, features=hidden.output_shape[-1], gain=1.0, seed=seed)
+    head = Head(1, features=hidden.output_shape[-1], gain=1.0, seed=seed, by_row=False)
     q = keras.layers.Reshape((), dtype="float32", name="q")(head(hidden(both)))
     return keras.Model([observations, actions], q, name="critic")
 

@@ -31,16 +31,22 @@ class Head(keras.layers.Dense):
 
     A matrix product orders its sums by the batch size. So 32 envs on one replica would round differently than
     16 envs on each of two replicas, and the runs would differ after some dozens of updates. A separate sum
-    for each output is cheap, because a head has few outputs.
+    for each output is cheap, because a head has few outputs. A matrix product (`by_row=False`) is faster. It
+    is for critics that only learn, from parts of a batch that always have the same size.
     """
 
-    def __init__(self, units: int, *, features: int, gain: float, seed: int, name: str = "head") -> None:
+    def __init__(
+        self, units: int, *, features: int, gain: float, seed: int, name: str = "head", by_row: bool = True
+    ) -> None:
+        self._by_row = by_row
         initializer = keras.initializers.Orthogonal(gain, seed=seed)
         super().__init__(units, kernel_initializer=initializer, dtype="float32", name=name)
         self.build((None, features))
 
     def call(self, features: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """Outputs float32 [B, units] from features float32 [B, D]."""
+        if not self._by_row:
+            return tf.matmul(features, self.kernel) + self.bias
         products = features[:, None, :] * tf.transpose(self.kernel)  # [B, units, D]
         return tf.reduce_sum(products, axis=-1) + self.bias
 

@@ -6,7 +6,6 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -68,8 +67,8 @@ class OffPolicyLearner(EnvLearner):
         )
         self._gradient_steps = 0  # of the run so far
         self._has_learned = False  # in this process
-        self._drawn: _Drawn | None = None  # for the next call of gradient steps
-        self._pending: tuple[np.ndarray, PendingSteps] | None = None  # rows of gradient steps under way
+        self._prepared: Prepared | None = None  # the next call of gradient steps
+        self._pending: tuple[Prepared, PendingSteps] | None = None  # gradient steps under way
         self._sums: Counter[str] = Counter()  # of the metrics of all gradient steps of this iteration
         self._clock = dict.fromkeys(("learning", "replay"), 0.0)  # seconds of this iteration
 
@@ -86,7 +85,7 @@ class OffPolicyLearner(EnvLearner):
         before, env_steps = self._gradient_steps, self.steps_done
         rewards = np.zeros((config.steps_per_env, len(self.envs.indices)), np.float32)
         first = np.zeros(rewards.shape, bool)
-        self._drawn = None  # a new round may change the last row, and a resumed run has nothing drawn either
+        self._prepared = None  # a new round may change the last row, and a resumed run has none either
         with self.agent.learning_in_background():
             for t, (actions, take) in enumerate(self.envs.steps(session.step, self.agent, replay)):
                 env_steps += config.num_envs  # after this step
@@ -123,28 +122,20 @@ class OffPolicyLearner(EnvLearner):
 
     def _begin_learning(self, env_steps: int) -> None:
         """Starts the gradient steps that are due after so many env steps; waits for all but the last call."""
-        config, clock = self._config, self._clock
-        due = config.gradient_steps_due(env_steps)
+        clock, due = self._clock, self._config.gradient_steps_due(env_steps)
         while self._gradient_steps < due:
             self._finish_learning(env_steps)
             began = time.perf_counter()
-            drawn = self._drawn or self._draw(env_steps)
-            self._drawn = None
+            prepared = self._prepared or self._prepare(env_steps)
+            self._prepared = None
             started = time.perf_counter()
-            count = min(due - self._gradient_steps, config.most_gradient_steps)
-            results = self.agent.begin_gradient_steps(
-                drawn.prepared,
-                steps_done=self._gradient_steps,
-                count=count,
-                iteration=self._session.step,
-            )
-            self._pending = drawn.rows[:count], results
-            self._gradient_steps += count
+            self._pending = prepared, self.agent.begin_gradient_steps(prepared)
+            self._gradient_steps += prepared.steps
             clock["learning"] += time.perf_counter() - started
             clock["replay"] += started - began
 
-    def _draw(self, env_steps: int) -> _Drawn:
-        """The batches of the next call of gradient steps."""
+    def _prepare(self, env_steps: int) -> Prepared:
+        """The next call of gradient steps, of those that are due after so many env steps."""
         config, agent = self._config, self.agent
         generators = [
             rng.generator(config.seed, rng.Use.REPLAY, self._gradient_steps, i) for i in self.envs.indices
@@ -155,17 +146,19 @@ class OffPolicyLearner(EnvLearner):
         batch = self.replay.sample(generators, batches, each, beta=beta, least=least)
         shape = (batches, each, agent.update_noise)
         noise = np.stack([g.standard_normal(shape, np.float32) for g in generators], axis=1)
-        return _Drawn(batch.rows, agent.prepare(batch, noise))
+        count = min(config.gradient_steps_due(env_steps) - self._gradient_steps, batches)
+        done, iteration = self._gradient_steps, self._session.step
+        return agent.prepare(batch, noise, steps_done=done, count=count, iteration=iteration)
 
     def _finish_learning(self, env_steps: int) -> None:
         """Waits for the gradient steps that are under way, if any are."""
         if self._pending is None:
             return
-        (rows, results), self._pending = self._pending, None
+        (prepared, results), self._pending = self._pending, None
         began = time.perf_counter()
         metrics, errors = results()
         self._clock["learning"] += time.perf_counter() - began
-        self.replay.set_priorities(rows, errors)
+        self.replay.set_priorities(prepared.rows[: prepared.steps], errors)
         self._sums.update(metrics)
         if not self._has_learned:  # after random steps, thousands a second, turns may take seconds each
             self._has_learned = True
@@ -176,13 +169,10 @@ class OffPolicyLearner(EnvLearner):
         config = self._config
         # Not if more env steps come first, or if priorities depend on the errors of these gradient steps.
         is_next = config.train_every <= config.num_envs and not config.prioritized_replay
-        if (
-            self._pending
-            and is_next
-            and self._gradient_steps < config.gradient_steps_due(env_steps + config.num_envs)
-        ):
+        later = env_steps + config.num_envs
+        if self._pending and is_next and self._gradient_steps < config.gradient_steps_due(later):
             began = time.perf_counter()
-            self._drawn = self._draw(env_steps)
+            self._prepared = self._prepare(later)
             self._clock["replay"] += time.perf_counter() - began
         self._finish_learning(env_steps)
         self._session.advance_to(env_steps)
@@ -234,13 +224,6 @@ class OffPolicyLearner(EnvLearner):
     def close(self) -> None:
         """Stops the envs."""
         self.envs.close()
-
-
-class _Drawn(NamedTuple):
-    """The batches of a call of gradient steps, and their rows of the replay, int64 [K, B, b]."""
-
-    rows: np.ndarray
-    prepared: Prepared
 
 
 class EnvSource:
