@@ -45,11 +45,11 @@ class ReplayLearning(ScheduledLearning):
     """Experience replay and the gradient steps from it."""
 
     num_envs: Annotated[int | None, ENVS] = None  # type: ignore[assignment]  # complete() fills it in
-    """Envs, all workers together; must be divisible by the number of replicas. None: 1; with --actors 8, or
-    one for each actor if --actors does not divide 8. A resumed run keeps its number."""
+    """Envs, all workers together; must be divisible by the number of replicas. None: 1. With --actors:
+    8, or one for each actor if --actors does not divide 8. A resumed run keeps its number."""
     iteration_steps: Annotated[int, COUNT] = 1000
     """Env steps of an iteration, all workers together: one row of progress.csv, and the unit of --eval-every
-    and --checkpoint-every. A stop waits for its end, so give fewer where an iteration takes minutes."""
+    and --checkpoint-every. A stop waits for the end of the iteration, so give fewer if it takes minutes."""
     replay_size: Annotated[int, Range(2, 1e12)] = 1_000_000
     """Transitions in the replay, all workers together; each env has an equal share."""
     learning_starts: Annotated[int, COUNT] = 5000
@@ -398,7 +398,7 @@ class ReplayAgent(Agent):
     # Acting
 
     def act(self, observations: np.ndarray, noise: np.ndarray, env_steps: int) -> np.ndarray:
-        """Actions with exploration [B, *shape] for observations [B, *shape], drawn by noise [B, K].
+        """Exploring actions [B, *shape] for observations [B, *shape]; noise [B, K] decides the random part.
 
         `env_steps` decides the amount of exploration.
         """
@@ -409,8 +409,8 @@ class ReplayAgent(Agent):
     def learning_in_background(self) -> contextlib.AbstractContextManager[None]:
         """Within it, `begin_gradient_steps` does not wait for the gradient steps, where that is faster.
 
-        A call must be one program. And the gradient steps must follow every env step: TensorFlow's second
-        thread costs more than the time of one env step in ten.
+        This is faster if a call is one program, and gradient steps follow every env step. Otherwise
+        TensorFlow's second thread costs more time than it saves.
         """
         in_background = self._is_one_program and self._config.train_every <= self._config.num_envs
         return asynchronous() if in_background else contextlib.nullcontext()

@@ -70,8 +70,8 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
 def before_training() -> Iterator[None]:
     """Prints a sentence if a signal ends the process within the context, before the run listens to signals.
 
-    It also raises SystemExit at its end after a signal, because a library may swallow the SystemExit that is
-    raised while it is imported.
+    After a signal, the end of the context raises SystemExit again, because a library that is being imported
+    may swallow the first SystemExit.
     """
     try:
         yield

@@ -22,8 +22,8 @@ class EnvError(TrainingError):
 
 
 class PeerError(TrainingError):
-    """Another process died, hung, or did not come: a worker, or one of an earlier start that still has the
-    port or the run. A launcher may start all workers again, from the last checkpoint. Exit code 75.
+    """A worker died, hung or did not come, or a process of an earlier start still has the port or the run.
+    A launcher may start all workers again, from the last checkpoint. Exit code 75.
     """
 
     exit_code = 75

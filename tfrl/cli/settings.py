@@ -124,8 +124,8 @@ class Hardware(NoResult):
     cluster_timeout: Annotated[float, TIMEOUT] = 120.0
     """Seconds to wait for all workers at the start; then the run ends."""
     stall_timeout: Annotated[float, TIMEOUT_OR_NONE] = 0.0
-    """End the run after this many seconds without a step of any worker. 0: a minute or ten measured updates,
-    whichever is more."""
+    """End the run after this many seconds without a step of any worker. 0: the time of ten measured
+    updates, but at least a minute."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Actors(NoResult):
     """The processes that step the envs. The result does not depend on them."""
 
     actors: Annotated[int, Range(0, 1024)] = 0
-    """Processes on Ray that step the envs; each has its share. 0: this process steps them."""
+    """Processes on Ray that step the envs; each has its share of the envs. 0: this process."""
     actor_timeout: Annotated[float, TIMEOUT] = 600.0
     """Replace an actor that takes more seconds than this for a rollout."""
 
@@ -80,7 +80,7 @@ class DistributedSettings(Actors, Learners, Ahead, ScheduledLearning, RLSettings
 
     @property
     def rollouts_held(self) -> int:
-        """Rollouts in memory: the one of the learner, and those ahead of it."""
+        """The number of rollouts in memory: one that the learner uses, and the next ones."""
         return (self.lag or 0) + 1
 
     def complete(self) -> Self:

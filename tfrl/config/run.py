@@ -57,8 +57,8 @@ class Run(settings.Run):
     eval_greedy: bool = False
     """Evaluations take the most likely action instead of drawing one."""
     callbacks: str | None = None
-    """Your own callbacks, my_package.my_module:MyCallback, separated by commas. Each is made without
-    arguments."""
+    """Your own callbacks, such as my_package.my_module:MyCallback, separated by commas. Each is created
+    without arguments."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
 
     @property
     def small_network(self) -> bool:
-        """True if the network is one that XLA and NumPy compute fastest: an mlp (docs/design.md)."""
+        """True if the network is an mlp, which XLA and NumPy compute fastest (docs/design.md)."""
         return self.torso == "mlp"
 
     @property

@@ -198,7 +198,7 @@ GAP = "eval/generalization_gap"
 
 
 def level_spec(task: Any, level_set: str, num_envs: int, use: rng.Use = rng.Use.EVALUATION) -> EnvSpec:
-    """The envs of an evaluation or a video. They are never those of the training.
+    """The envs of an evaluation or a video; training never uses the same envs.
 
     Args:
       task: the run's settings. Their seed decides the episodes, and the actions in `play`.

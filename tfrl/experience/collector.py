@@ -331,7 +331,7 @@ class Seen(NamedTuple):
 
 
 class Observer:
-    """Some of the global envs. Each waits at the end of its episode for the others.
+    """Some of the global envs. An env whose episode has ended waits for the other envs.
 
     The learner chooses the actions of all envs in one batch, as for the actors of SEED RL (Espeholt et al.
     2020, arXiv:1910.06591). Each env is a separate vector, because all envs of a vector take their steps

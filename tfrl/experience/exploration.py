@@ -64,7 +64,7 @@ class CorrelatedNoise:
 
 
 def correlated_noise(config: EnvSettings, envs: int) -> CorrelatedNoise | None:
-    """Makes the noise of the settings; None if the noise of steps is independent."""
+    """Makes the noise for --noise-correlation; returns None if the noise of steps is independent."""
     correlation = getattr(config, "noise_correlation", 0.0)
     if not correlation:
         return None

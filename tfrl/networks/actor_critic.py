@@ -91,7 +91,8 @@ class ActorCritic(Network):
     """An Actor and a Critic. A torso that they share is computed once for both.
 
     A recurrent network has a core behind each torso. Its methods then also take the memory of B envs, float32
-    [B, M]: their states and, with --memory-inputs, encoded actions and rewards. Or they take `Sequences`.
+    [B, M]: their states and, with --memory-inputs, encoded actions and rewards. For sequences, it is a
+    `Sequences`.
 
     Args:
       actor, critic: the heads.

@@ -316,8 +316,8 @@ class TanhNormal(Distribution):
 
         The mean has no closed form. With 24 points its error is 1e-7 for std <= 1, 1e-4 for std <= 2, and 1 %
         for std = 10. Other PPO implementations use -log pi(a) of one action instead of H; its gradient is
-        noisy, with mean zero if the action comes from the policy itself. Or they use the normal's entropy,
-        which grows with std without limit while the actions gather at +-1.
+        noisy, with mean zero if the action comes from the policy itself. Others use the normal's entropy,
+        which grows with std without limit, although the actions gather at +-1.
         """
         z = self._mean[..., None] + self._std[..., None] * _NODES
         correction = tf.reduce_sum(_log_slope(z) * _WEIGHTS, axis=-1)

@@ -1,8 +1,7 @@
 """The recurrent core of a network: an LSTM or a GRU between a torso and the heads.
 
 One matrix product takes the inputs of all steps. Only the product with the hidden state is computed step by
-step. The same holds for the gradient: one product of all steps gives the gradients of the weights
-(`_unroll`).
+step. One product of all steps also gives the gradients of the weights (`_unroll`).
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class Head(keras.layers.Dense):
 
     A matrix product orders its sums by the batch size. So 32 envs on one replica would round differently than
     16 envs on each of two replicas, and the runs would differ after some dozens of updates. A separate sum
-    for each output is cheap, because a head has few outputs. A matrix product (`by_row=False`) is faster. It
-    is for critics that only learn, from parts of a batch that always have the same size.
+    for each output is cheap, because a head has few outputs. A matrix product (`by_row=False`) is faster.
+    Critics that only learn use it, because their parts of a batch always have the same size.
     """
 
     def __init__(

@@ -124,7 +124,7 @@ def check_torso(config: Network) -> None:
 def read_torso(run: str) -> dict[str, np.ndarray]:
     """The torso's weights in a run's folder, by LAYER/WEIGHT; needs no TensorFlow.
 
-    Raises UserError if there are no weights, or PPO cannot use them.
+    Raises UserError if there are no weights, or if PPO cannot use the weights.
     """
     path = Path(run) / "export" / "weights.npz"
     if not path.exists():

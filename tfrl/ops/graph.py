@@ -57,7 +57,7 @@ def asynchronous() -> Iterator[None]:
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorates a function or method, which `graph` compiles with these `options` at the first call."""
+    """Decorates a function or method: `graph` compiles it with these `options` at its first call."""
     return lambda function: _Compiled(function, options)
 
 

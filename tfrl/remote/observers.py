@@ -116,6 +116,6 @@ class RayObservers(SupervisedActors):
             actor.settle(place)
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Continues from states by global env index. They may include other envs."""
+        """Continues from states by global env index. States of other envs are ignored."""
         super().set_state(states)
         self._show()

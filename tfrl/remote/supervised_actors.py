@@ -170,7 +170,7 @@ class SupervisedActor:
             self._told_late = True
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Continues from states by global env index. They may include other envs."""
+        """Continues from states by global env index. States of other envs are ignored."""
         mine = {index: states[index] for index in self.after.indices}
         self._ready = self._process.begin_at.remote(mine)
         self.after = self.after._replace(indices=list(mine), states=list(mine.values()))
@@ -262,7 +262,7 @@ class SupervisedActors:
         )
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Continues from states by global env index. They may include other envs."""
+        """Continues from states by global env index. States of other envs are ignored."""
         for actor in self._actors:
             actor.set_state(states)
 

@@ -38,7 +38,7 @@ class Part(NamedTuple):
       start: the folder of its initial weights, relative to the sweep's folder; None: they are random.
       offset: the env steps that those weights were trained for.
       evaluations: the number of reported evaluations, including those of the run that gave the weights.
-      seen: the run's env steps at the last of them; -1 before the first.
+      seen: the run's env steps at its last reported evaluation; -1 before the first evaluation.
     """
 
     run: str
@@ -130,13 +130,14 @@ def _newest(logdir: Path, name: str) -> Path:
 def begin(
     sweep: Sweep, logdir: Path, name: str, own: Mapping[str, Any], reported: Mapping[str, Any] | None
 ) -> Part:
-    """The part with which a trial continues; a new run if it got another trial's weights.
+    """The part with which a trial continues: a new run if the trial got another trial's weights.
 
     Args:
       sweep, logdir: the sweep and its folder.
       name: the trial's name.
       own: its varied settings.
-      reported: the `trial` and `part` that last reported these weights; None: the trial or its sweep begins.
+      reported: the `trial` and `part` that reported the weights to start from; None: the trial or the sweep
+        begins.
 
     Raises:
       TrainingError: the other trial's run has no checkpoint.

@@ -132,7 +132,7 @@ def load(path: Path) -> Run:
 
 
 def find(paths: Iterable[Path]) -> list[Path]:
-    """Run folders: those given, and those one level below a given folder that is not one itself.
+    """The run folders among `paths`; for a path that is no run, the run folders directly inside it.
 
     Supervised runs are left out. Raises UserError for a folder without a run.
     """

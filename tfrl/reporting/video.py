@@ -67,7 +67,7 @@ def save(
       task: the run's settings.
       path: the file, .mp4 or .gif; its folder is made.
       options: the length, levels and overlay.
-      probabilities: for the overlay; None: it shows the actions themselves.
+      probabilities: shown in the overlay; None: the overlay shows the actions instead.
 
     Raises OSError if the file cannot be written, and UserError if the env cannot be rendered.
     """

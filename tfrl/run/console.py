@@ -171,7 +171,7 @@ class Progress:
 
     @property
     def seconds_left(self) -> float:
-        """An estimate from the last updates, or from the steady steps of the first one; NaN before."""
+        """An estimate from the last updates, or from the later steps of the first update; NaN before."""
         marks = self._marks if self._num_updates or not self._early_marks else self._early_marks
         if len(marks) < 2 or marks[-1][1] <= marks[0][1]:
             return math.nan

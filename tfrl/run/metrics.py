@@ -40,7 +40,7 @@ class MetricsWriter:
             file.
         resume_at: the env steps at which the run resumes. Later rows of an earlier process are removed, and
             TensorBoard drops its later points, so that each exists once. None: the run starts, perhaps again
-            after a kill before its first checkpoint, and this holds for all rows and points.
+            after a kill before its first checkpoint, and all earlier rows and points are dropped.
         warn: called with one sentence if something cannot be written.
         step_column: the name of the first column.
     """

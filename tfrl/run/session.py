@@ -282,7 +282,7 @@ class Session:
     def is_finished(self, weights: Mapping[str, np.ndarray]) -> bool:
         """True if an earlier process completed the run with these weights, including results.json.
 
-        A collective: a shared disk may show the file to one worker before another.
+        A collective, because a shared disk may show the file to one worker before it shows it to another.
         """
         written = results.read(self._config.run_dir) or {}
         return self.runtime.any_worker(written.get("weights_sha256") == results.weights_sha256(weights))

@@ -34,17 +34,17 @@ MakeAgent = Callable[[Any, Runtime], Agent]
 
 
 class Envs(Protocol):
-    """A worker's slice of the global envs, such as a `Collector`."""
+    """The interface to a worker's slice of the global envs; `Collector` is one implementation."""
 
     @property
     def exact_state(self) -> bool:
-        """True if `set_state` continues exactly; after a call of it, true if that call did."""
+        """True if `set_state` restores exactly. After a call of `set_state`: true if that call was exact."""
 
     def get_state(self) -> tuple[list[int], list[bytes], np.ndarray, np.ndarray]:
         """Global env indices, and the state, observation and `first` flag of each env."""
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Restores states by global env index; there may be states of other workers' envs."""
+        """Restores states by global env index; states of other workers' envs are ignored."""
 
     def close(self) -> None:
         """Stops the envs."""

@@ -75,9 +75,9 @@ class OffPolicyLearner(EnvLearner):
     def update(self) -> dict[str, float]:
         """Takes the env steps of an iteration and the gradient steps that are due. A collective.
 
-        A turn chooses the actions, takes the env step and stores it. Every --train-every env steps, it also
-        starts the gradient steps that are due before the env step, and waits for them after it. So they learn
-        from what the replay had before the env step, which does not wait for them.
+        A turn chooses the actions, takes the env step and stores the transition. Every --train-every env
+        steps, a turn also starts the gradient steps that are due, takes the env step, and waits for the
+        gradient steps. So the gradient steps do not see this turn's transition.
         """
         config, session, replay, began = self._config, self._session, self.replay, time.perf_counter()
         session.phase("training")

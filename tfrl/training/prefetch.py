@@ -3,8 +3,8 @@
 In lockstep, the weights of update u - lag collect the rollout of update u, for any number and speed of
 actors. So the run does not depend on the actors. A replaced actor repeats its part of the rollout. A
 checkpoint has the states of the envs before the first rollout that is not yet learned from, and the older
-weights for the next rollouts, so a resumed run repeats these rollouts. With --free-running, the newest
-weights at its start collect a rollout; they are at most `lag` updates old, as in lockstep.
+weights for the next rollouts, so a resumed run repeats these rollouts. With --free-running, each rollout is
+collected with the weights that are the newest at its start; they are at most `lag` updates old.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class PrefetchCollector(Envs, Protocol):
         """Takes the newest weights, for rollouts that are begun without any."""
 
     def begin(self, number: int, weights: Versioned | None) -> None:
-        """Requests rollout `number`, and returns at once. The rollout begins after the one before it.
+        """Requests rollout `number`, and returns at once. It begins at the end of the previous rollout.
 
-        It is collected with `weights`, or if these are None with the newest weights at its start.
+        It is collected with `weights`; None: with the newest weights at its start.
         """
 
     def take(self) -> Rollout:

@@ -8,7 +8,7 @@ workers first meet on the ports of TF_CONFIG, which TensorFlow uses afterwards:
 2. Worker 0, the chief, accepts connections. Each other worker connects to it, repeatedly until it answers,
    and sends its index and its settings (its fingerprint).
 3. Each second the chief sends the names of the missing workers, and the workers answer. A worker that goes
-   away or falls silent is missing again. It, or its successor, may come back.
+   away or falls silent is missing again, until it or its successor connects.
 4. The chief refuses a worker with another fingerprint and names the difference. That worker ends. The others
    hear of it, and wait for a worker that agrees.
 5. When all workers are there, and each has answered since the last one came, the chief closes its port, says

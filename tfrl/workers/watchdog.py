@@ -126,7 +126,7 @@ class Watchdog:
     # From the main thread
 
     def beat(self, phase: str | None = None, update: int | None = None) -> None:
-        """Notes one step of this worker, or the begin of a phase. All workers begin the same phases."""
+        """Notes a step of this worker, or the beginning of a phase. All workers begin the same phases."""
         own = self._own
         if phase is None:
             own.steps += 1
@@ -146,7 +146,7 @@ class Watchdog:
             self._unhurried = False
 
     def measured(self, seconds: float) -> None:
-        """Notes how long an update took. The first one does not count, because it traces."""
+        """Notes how long an update took. The first update does not count, because it includes tracing."""
         self._updates[1:] = [seconds]
 
     def close(self) -> None:
