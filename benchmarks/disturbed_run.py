@@ -172,7 +172,7 @@ class DisturbedRun:
         return Recovery(notes[over].at - struck, resumed.at - struck, again)
 
     def wait(self) -> int:
-        """Waits for the end of its first process; the exit code."""
+        """Waits for the end of its first process; returns the exit code."""
         return self._process.wait(_PATIENCE)
 
     def finish(self, *, gaps: bool = False) -> str:

@@ -134,7 +134,7 @@ def mutated(mutant: Mutant) -> str:
 
 
 def main(words: list[str]) -> int:
-    """Runs the faults whose names have one of the words; the exit code."""
+    """Runs the faults whose names have one of the words; returns the exit code."""
     chosen = [one for one in MUTANTS if not words or any(word in one.name for word in words)]
     survivors = []
     for number, mutant in enumerate(chosen, 1):

@@ -370,7 +370,7 @@ def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class Output:
-    """Writes the chief's lines as they are and every other worker's lines behind its number: "[1] ...".
+    """Writes the chief's lines unchanged, and every other worker's lines after its number: "[1] ...".
 
     Whole lines are written, so that the lines of two workers never mix. The same error from several workers
     is written once. If a stream's reader goes away, the workers continue, and their output is lost.

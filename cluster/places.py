@@ -116,7 +116,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def thread_shares(cores: int, workers: int) -> list[int]:
-    """Cores for each worker, at least one: they differ by one at most, and the first workers have more."""
+    """The number of cores of each worker, at least one. If shares differ, the first workers have one more."""
     return [max(1, (cores + workers - 1 - index) // workers) for index in range(workers)]
 
 

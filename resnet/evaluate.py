@@ -23,7 +23,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the accuracy on the whole test set; the exit code."""
+    """Prints the accuracy on the whole test set; returns the exit code."""
     words, _ = command_line.parse(
         Options, arguments, _USAGE, "Test the newest checkpoint of a supervised run."
     )

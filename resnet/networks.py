@@ -267,8 +267,8 @@ def imagenet(
     """Images [B, H, W, C] in [0, 1] of any size -> features [B, 512], or [B, 2048] for depth 50 (table 1).
 
     Depth 50 has bottleneck blocks, with the stride in the 3 x 3 convolution (Goyal et al. 2017,
-    arXiv:1706.02677), 18 and 34 have basic ones; the shortcuts are the paper's option B. Options and errors
-    are those of `cifar`; group normalization has 32 groups.
+    arXiv:1706.02677); depths 18 and 34 have basic blocks. The shortcuts are the paper's option B. Options and
+    errors are those of `cifar`; group normalization has 32 groups.
     """
     per_stage = (2, 2, 2, 2) if depth == 18 else (3, 4, 6, 3)
     blocks = Blocks(layers, normalization, groups=32, l2=l2, depth=sum(per_stage))

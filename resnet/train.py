@@ -19,10 +19,9 @@ from tfrl.workers import tf_config
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Trains with the settings of the command line; the exit code.
+    """Trains with the settings of the command line; returns the exit code.
 
-    Everything that can be wrong with settings and TF_CONFIG is found before TensorFlow is imported, which
-    takes seconds.
+    Errors in settings and TF_CONFIG are found before TensorFlow is imported, which takes seconds.
     """
     with endings.before_training():
         config = READER.parse(arguments)

@@ -35,7 +35,7 @@ class _Every(Callback):
         return self._done > before
 
     def get_state(self) -> dict[str, Any]:
-        """The number of times that it has acted."""
+        """The number of times that the callback has acted."""
         return {"done": self._done}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -119,7 +119,7 @@ class StopOnReturn(Callback):
         self._threshold, self._metric = threshold, metric
 
     def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
-        """Compares the metric with the threshold; it may be missing or NaN."""
+        """Compares the metric with the threshold; the metric may be missing or NaN."""
         if metrics.get(self._metric, float("-inf")) >= self._threshold:
             run.stop(f"{self._metric} has reached {self._threshold:g}")
 

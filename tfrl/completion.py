@@ -38,7 +38,7 @@ complete -o bashdefault -o default -F _tfrl python python3
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the script; the exit code."""
+    """Prints the script; returns the exit code."""
     if any(a in ("-h", "--help") for a in arguments):
         print('usage: eval "$(python -m tfrl.completion)", for example in ~/.bashrc')
         return 0

@@ -53,7 +53,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Evaluates a run's policy; the exit code."""
+    """Evaluates a run's policy; returns the exit code."""
     words, options = command_line.parse(
         Options,
         arguments,

@@ -50,7 +50,7 @@ class Options(Recording):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Records a video, or shows a window; the exit code."""
+    """Records a video, or shows a window; returns the exit code."""
     words, options = command_line.parse(Options, arguments, _USAGE, "Show a policy at play.")
     if options.out and Path(options.out).suffix not in (".mp4", ".gif"):
         raise UserError(f"--out must be a file that ends in .mp4 or .gif; got {options.out!r}.")

@@ -25,7 +25,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the table; the exit code."""
+    """Prints the table; returns the exit code."""
     from rich import box
     from rich.table import Table
 

@@ -67,7 +67,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs or continues the sweep; the exit code."""
+    """Runs or continues the sweep; returns the exit code."""
     options, sweep = _read(arguments)
     logdir = Path(expand_home(options.logdir)).absolute()
     for index, settings in enumerate(sweep.trials):

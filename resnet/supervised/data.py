@@ -257,8 +257,8 @@ def draw_augmentation(
 class Batch:
     """One worker's part of a batch, for each of its R replicas.
 
-    Images uint8 [R, b, H, W, C], labels int32 [R, b], weights float32 [R, b]: 1, or 0 for those that only
-    fill the last batch up. `count` images of the whole batch, of all workers, have weight 1.
+    Images uint8 [R, b, H, W, C], labels int32 [R, b], weights float32 [R, b]: 1, or 0 for images
+    that only fill up the last batch. `count` images of the whole batch, of all workers, have weight 1.
     """
 
     images: np.ndarray

@@ -27,7 +27,7 @@ _SUMS = 6  # loss, accuracy, gradient norm, steps, seconds, seconds of waiting f
 
 
 def train(config: Config, cluster: TFConfig | None) -> int:
-    """Runs or continues the run that `config` describes; the process's exit code. Raises as `loop.train`."""
+    """Starts or resumes the run of `config`; returns the exit code. Raises the errors of `loop.train`."""
 
     def make(session: Session) -> ImageLearner:
         with session.watchdog.unhurried(), quiet_start():

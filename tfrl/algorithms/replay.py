@@ -174,8 +174,8 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
     def part_rows(self) -> int:
         """The number of rows of a part of a batch, the same on any topology.
 
-        The number of parts is a power of two, so 1, 2 and 4 replicas add them in the same pairs. It is the
-        largest such number of replicas, up to 4, or more if parts would be large.
+        The number of parts is the largest power of two, up to 4, that divides --num-envs, or larger if parts
+        would be large. It is a power of two, so 1, 2 and 4 replicas add the parts in the same pairs.
         """
         if self.micro_batch:
             return self.micro_batch

@@ -178,7 +178,7 @@ def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str]) -
 
 
 def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | Path) -> dict[str, Any]:
-    """The settings in a YAML file by field name. They may be in sections of any name: `task: {env: maze}`.
+    """The settings in a YAML file by field name. The file may have sections of any name: `task: {env: maze}`.
 
     Raises UserError if the file cannot be read or is no mapping, or if a name is unknown, given twice, or has
     a value of another type.

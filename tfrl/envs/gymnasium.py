@@ -97,7 +97,7 @@ class GymnasiumVec:
         return self._step
 
     def act(self, actions: np.ndarray) -> None:
-        """One step with actions [B, *action_shape]; a Box's from [-1, 1] are rescaled to [low, high].
+        """Takes a step with actions [B, *action_shape]; rescales a Box's actions from [-1, 1] to [low, high].
 
         Raises EnvError if an env fails, or returns values that no algorithm can learn from.
         """

@@ -289,7 +289,7 @@ class Collected(NamedTuple):
 
 
 class EnvActor:
-    """Collects rollouts. Each depends only on its number, the weights, and the rollout before it.
+    """Collects rollouts. Each depends only on its number, the weights and the previous rollout.
 
     Args:
       collector: the envs.

@@ -197,8 +197,9 @@ class QNetwork(Network):
         return [self.entrance.shut(observations, self.functions["q"](weights["q"], observations))]
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """Uniform numbers in [0, 1), float32 [steps, 2]. The first decides whether the action is random, the
-        second which.
+        """Uniform numbers in [0, 1), float32 [steps, 2].
+
+        The first number decides whether the action is random, the second number decides the random action.
         """
         return generator.random((steps, 2), np.float32)
 

@@ -358,7 +358,7 @@ class TanhNormalActions(ActionDistribution):
         return _squash_array(z)
 
     def log_probs_of(self, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """log pi(a), float32 [B], of actions float32 [B, D] as `act` gives them, less than 1 in size."""
+        """log pi(a), float32 [B], of actions float32 [B, D] from `act`, whose values are between -1 and 1."""
         mean, std = _mean_and_std(parameters)
         wide = actions.astype(np.float64)
         above, below = np.log1p(wide), np.log1p(-wide)

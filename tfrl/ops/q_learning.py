@@ -259,7 +259,7 @@ def categorical_entropy(log_probs: tf.Tensor) -> tf.Tensor:
 def polyak(target: tf.Tensor, source: tf.Tensor, tau: float) -> tf.Tensor:
     """(1 - tau) * target + tau * source (Lillicrap et al. 2016, arXiv:1509.02971, algorithm 1).
 
-    With tau = 1 it is the source, bit for bit: DQN's copy every few steps.
+    With tau = 1 it is the source, bit for bit, as in DQN, which copies the network every few steps.
     """
     return (1.0 - tau) * target + tau * source
 

@@ -58,9 +58,9 @@ class RemoteActor:
         self._lag = config.lag or 0
 
     def collect(self, number: int, weights: Versioned | None, server: Any = None) -> Collected:
-        """Rollout `number`, acted by `weights`, or by the newest weights of a parameter server.
+        """Collects rollout `number` with `weights`; None: with the newest weights of a parameter server.
 
-        In the latter case it waits until the server has weights that are not too old.
+        Then it waits until the server has weights that are not too old.
         """
         if weights is None:
             weights = ray.get(server.wait_for.remote(max(0, number - self._lag)))
@@ -166,7 +166,7 @@ class RayCollector(SupervisedActors):
             self._server.push.remote(*self._newest)
 
     def begin(self, number: int, weights: Versioned | None) -> None:
-        """Orders rollout `number` from all actors, acted by `weights` or the newest ones."""
+        """Orders rollout `number` from all actors, with `weights`; None: with the newest weights."""
         self._cluster.check()
         reference = None if weights is None else ray.put(weights)
         for actor in self._actors:

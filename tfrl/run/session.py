@@ -323,7 +323,7 @@ class Session:
         return self.leave(code if self.is_saved else 1)
 
     def leave(self, code: int) -> int:
-        """Ends with the other workers; the exit code."""
+        """Ends with the other workers; returns the exit code."""
         self.phase("leaving")
         self.runtime.all_agree(True)  # a barrier, because the first to exit would look like a failure
         self.watchdog.close()

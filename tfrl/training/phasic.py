@@ -186,7 +186,7 @@ class PhasicLearner(OnPolicyLearner):
 
     @property
     def place(self) -> str:
-        """The place of the run in messages: "update 4", or the auxiliary phase of which update."""
+        """The place of the run in messages: an update, such as "update 4", or its auxiliary phase."""
         return super().place.replace("within", "in the auxiliary phase of")
 
     @property

@@ -1,4 +1,4 @@
-"""A process joins the workers of its run, is watched, and hears that others are gone."""
+"""Joins a process to the workers of its run, watches it, and tells it when other workers are gone."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class _Patience:
         self._next_report = REPORT_AFTER
 
     def wait_for(self, missing: Sequence[str], fault: str = "") -> None:
-        """Reports what is missing from time to time. Raises PeerError, with `fault` if given, at the end."""
+        """Reports every few seconds what is missing. Raises PeerError, with any `fault`, after `timeout`."""
         waited = time.monotonic() - self._start
         if waited >= self._timeout:
             raise PeerError(
