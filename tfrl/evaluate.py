@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def evaluate_levels(player: Player, task: Any, level_set: str, episodes: int) -> dict[str, Any]:
-    """Plays `episodes` episodes, rounded up to equally many in every env; their statistics for eval.json."""
+    """Plays `episodes` episodes, rounded up to equally many in every env; returns their statistics."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -197,7 +197,7 @@ def _conclude(sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
 
 
 class Watch:
-    """Shows the trials while they run: a live table on a terminal, otherwise lines about those that moved.
+    """Shows the trials while they run: a live table on a terminal, otherwise lines about changed trials.
 
     Args:
       trials: returns the present state of all trials.

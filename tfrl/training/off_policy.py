@@ -227,7 +227,7 @@ class OffPolicyLearner(EnvLearner):
 
 
 class EnvSource:
-    """This worker's slice of the global envs, as a learner with replay uses it; also a `learner.Envs`.
+    """The interface to this worker's slice of the global envs for replay algorithms; follows `learner.Envs`.
 
     Attributes:
       indices: the global indices of the envs.
@@ -241,10 +241,10 @@ class EnvSource:
     def steps(
         self, iteration: int, agent: ReplayAgent, replay: ReplayBuffer
     ) -> Iterator[tuple[np.ndarray, TakeStep]]:
-        """Actions [B, *shape] of each step of an iteration, and a function that takes the step.
+        """Yields, for each step of an iteration, actions [B, *shape] and a function that takes the step.
 
-        The caller takes each step before it asks for the next actions. The replay gets the current
-        observations first; the caller puts what follows there.
+        The caller takes each step before it asks for the next actions. This method shows the first
+        observations to the replay; the caller stores all later results there.
         """
         raise NotImplementedError
 
@@ -254,7 +254,7 @@ class EnvSource:
 
     @property
     def exact_state(self) -> bool:
-        """True if `set_state` continues exactly; after a call of it, true if that call did."""
+        """True if `set_state` restores exactly. After a call of `set_state`: true if that call was exact."""
         return self._envs.exact_state
 
     def get_state(self) -> EnvStates:
@@ -291,7 +291,7 @@ class SyncEnvs(EnvSource):
     def steps(
         self, iteration: int, agent: ReplayAgent, replay: ReplayBuffer
     ) -> Iterator[tuple[np.ndarray, TakeStep]]:
-        """Actions and how to take them; actions are chosen one step after another."""
+        """Chooses the actions of each step after the step before it was taken."""
         config = self._config
         sizes = (iteration, self.indices, config.steps_per_env)
         noise = rng.action_noise(config.seed, *sizes, agent.draw_noise)
@@ -328,7 +328,7 @@ class SyncEnvs(EnvSource):
 
 
 class PrefetchedEnvs(EnvSource):
-    """Envs in a thread or on Ray. Older weights collect each round, the env steps of an iteration."""
+    """Envs in a thread or on Ray. Older weights collect each round: all env steps of an iteration."""
 
     columns = COLUMNS
     _envs: PrefetchCollector
@@ -351,7 +351,7 @@ class PrefetchedEnvs(EnvSource):
     def steps(
         self, iteration: int, agent: ReplayAgent, replay: ReplayBuffer
     ) -> Iterator[tuple[np.ndarray, TakeStep]]:
-        """Waits for the round, and requests later ones; actions and results of its steps."""
+        """Waits for the round, and requests later rounds; yields the actions and results of its steps."""
         self._rollout = self._prefetch.take(iteration, agent.get_weights())
         at = self._envs.began
         order = [at.indices.index(i) for i in self.indices]
@@ -360,7 +360,7 @@ class PrefetchedEnvs(EnvSource):
             yield actions, functools.partial(lambda step: step, step)
 
     def metrics(self, iteration: int, seconds: float) -> dict[str, float]:
-        """Shares of an iteration of `seconds` that learner and actors waited; the lag."""
+        """The shares of an iteration of `seconds` for which learner and actors waited, and the lag."""
         return self._prefetch.metrics(iteration, self._rollout, seconds)
 
     def get_state(self) -> EnvStates:

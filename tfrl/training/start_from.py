@@ -59,7 +59,7 @@ def read(config: RLSettings, session: Session) -> tuple[dict[str, np.ndarray], d
     Returns the arrays for `Agent.begin_with`, and what results.json says about their source. An export gives
     only weights.
 
-    Raises UserError if it has no weights or only damaged ones, or if the workers find different ones.
+    Raises UserError if there are no weights, if all are damaged, or if the workers find different weights.
     """
     run, warn = Path(config.start_from or ""), session.console.warn
     found = CheckpointStore(run / "checkpoints", keep=1).load(warn)

@@ -185,7 +185,7 @@ class Watchdog:
                 _exit(verdict)
 
     def tick(self) -> str | None:
-        """Writes this worker's heartbeat and, while it waits, reads the others; a sentence if all stall."""
+        """Writes this worker's heartbeat; while it waits, reads the others. Returns text if all stall."""
         self._clock += TICK
         if self._unhurried:
             self.beat()
