@@ -5,6 +5,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from cluster.places import free_ports
 from tfrl.cli.errors import PeerError, UserError
 from tfrl.workers import rendezvous, tf_config
 
@@ -15,14 +16,6 @@ def quicken(monkeypatch):
     """Has workers told, and people, several times a second."""
     for name, seconds in (("REPORT_AFTER", 0.2), ("REPORT_EVERY", 0.2), ("STATUS_EVERY", 0.1)):
         monkeypatch.setattr(rendezvous, name, seconds)
-
-
-def free_ports(count):
-    sockets = [tf_config.listen(0) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def configs(count, host="127.0.0.1"):

@@ -10,8 +10,9 @@ import threading
 import time
 
 import pytest
-from meeting import SAME, Attempt, configs, connect_to, free_ports, hello, quicken, until
+from meeting import SAME, Attempt, configs, connect_to, hello, quicken, until
 
+from cluster.places import free_ports
 from tfrl.workers import rendezvous, tf_config
 
 
@@ -221,6 +222,7 @@ def test_another_program_on_the_chiefs_port_is_not_accepted():
     cluster = configs(2)
     port = tf_config.split_address(cluster[0].workers[0])[1]
     with tf_config.listen(port) as other:
+        other.settimeout(5)
         worker = Attempt(cluster[1])
         connection, _ = other.accept()
         connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
