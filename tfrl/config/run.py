@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -114,13 +115,13 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         """Rollouts that are in memory at once."""
         return 1
 
+    @abstractmethod
     def make_network(self, precision: str) -> Any:
         """Makes the algorithm's network, a `tfrl.networks.network.Network`; imports TensorFlow.
 
         `precision` is that of the torso. Algorithms with the same method have the same weights for the same
         settings. Raises ValueError if the zoo cannot build it.
         """
-        raise NotImplementedError
 
     def learned_rewards(self, rewards: np.ndarray) -> np.ndarray:
         """The learner's rewards, float32, before any normalisation, from the env's rewards, float32."""
