@@ -6,13 +6,9 @@ The same command continues an interrupted sweep.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import math
-import os
-import stat
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +20,14 @@ from rich.table import Table
 
 from tfrl.cli import command_line, endings, signals
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.flags import flag, nearest
+from tfrl.cli.flags import nearest
 from tfrl.cli.settings import COUNT, NATURAL, expand_home
 from tfrl.cli.streams import Unbreakable, console, tell
 from tfrl.config.actors import how_to_install_ray
 from tfrl.config.run import RLSettings
 from tfrl.evaluation.episodes import evaluation_columns
 from tfrl.remote import trial
-from tfrl.remote.settings import Sweep, plan, reader_of, trial_name
+from tfrl.remote.settings import Sweep, plan, trial_name
 from tfrl.remote.trial import Outcome
 from tfrl.run import files, lock
 from tfrl.run.folder import read_json
@@ -74,13 +70,12 @@ def main(arguments: Sequence[str]) -> int:
         config = sweep.config(settings)
         _check_metric(sweep.metric, config)
         command.check(dataclasses.replace(config, logdir=str(logdir), run_name=trial_name(index)))
-    if importlib.util.find_spec("ray") is None:
-        raise UserError(f"sweeps need Ray, which is not installed: {how_to_install_ray()}")
-    from tfrl.remote import sweep as on_ray  # imports Ray Tune, which may lack packages
+    try:
+        from tfrl.remote import sweep as on_ray
+    except ImportError as error:
+        raise UserError(f"sweeps need Ray Tune and its packages ({error}): {how_to_install_ray()}") from None
 
-    os.umask(os.umask(0) | 0o022)
     files.make_folder(logdir)
-    check_owner(logdir)
 
     def outcomes() -> list[Outcome]:
         return [trial.outcome(sweep, logdir, index) for index in range(len(sweep.trials))]
@@ -88,7 +83,8 @@ def main(arguments: Sequence[str]) -> int:
     with lock.locked(logdir, does="sweeps", instead="--logdir"):
         _claim(logdir, sweep)
         _show(f"{len(sweep.trials)} trial(s), {options.parallel} at a time, in {logdir}")
-        with Watch(outcomes):
+        stdout: Any = Unbreakable(sys.stdout)
+        with live_table(sweep.metric, outcomes, Console(file=stdout, markup=False, emoji=False)):
             stopped = on_ray.run(sweep, logdir, options.parallel, _show)
         if stopped:
             _show("Stopped; the same command continues.")
@@ -98,7 +94,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _read(arguments: Sequence[str]) -> tuple[Options, Sweep]:
     """The sweep's own flags, and the sweep with its trials. Raises UserError."""
-    mine, trials = _split(arguments)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    mine, trials = list(arguments[:end]), arguments[end + 1 :]
     grids, samples = (
         [t.partition("=")[2] for t in command_line.take(mine, [n])] for n in ("--grid", "--sample")
     )
@@ -118,35 +115,6 @@ def _read(arguments: Sequence[str]) -> tuple[Options, Sweep]:
         metric=options.metric,
     )
     return options, sweep
-
-
-def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The sweep's own flags, and the algorithm with its flags.
-
-    Without -- the algorithm's name divides them. Flags that only a sweep has may also follow it.
-    """
-    if "--" in arguments:
-        end = arguments.index("--")
-        return list(arguments[:end]), list(arguments[end + 1 :])
-    end = 0
-    while end < len(arguments) and arguments[end].startswith("-"):
-        end += 1 if "=" in arguments[end] or arguments[end] in ("-h", "--help") else 2
-    mine, trials = list(arguments[:end]), list(arguments[end:])
-    if trials:
-        own = {flag(field.name) for field in dataclasses.fields(Options)}
-        mine += command_line.take(trials, own - {flag(name) for name in reader_of(trials[0]).flag_kinds})
-    return mine, trials
-
-
-def check_owner(logdir: Path) -> None:
-    """Raises UserError if other users can write into a sweep's folder, or own a file there."""
-    for path in (logdir, *logdir.iterdir()):
-        found = path.stat()
-        if found.st_uid not in (0, os.geteuid()) or stat.S_IMODE(found.st_mode) & 0o022:
-            raise UserError(
-                f"other users can write {path} and could change what the sweep runs: use chown and chmod "
-                "go-w on it, or give another --logdir."
-            )
 
 
 def _check_metric(metric: str, config: RLSettings) -> None:
@@ -174,12 +142,7 @@ def _conclude(sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
     Raises TrainingError if trials failed, or none has the metric.
     """
     ranked = sorted(outcomes, key=lambda o: -float("inf") if o.value is None else o.value, reverse=True)
-    names = list(sweep.trials[0])
-    table = Table("trial", *names, sweep.metric, "env steps", "state", "run")
-    for each in ranked:
-        row = (each.name, *(_cell(each.settings[name]) for name in names), _cell(each.value))
-        table.add_row(*row, f"{each.env_steps:,}", each.state, each.run.name)
-    console().print(table)
+    console().print(_table(sweep.metric, ranked))
     ended = [each for each in ranked if each.state in ("done", "ended early")]
     good = [each for each in ended if each.value is not None]
     if good:
@@ -196,60 +159,30 @@ def _conclude(sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
     return 0
 
 
-class Watch:
-    """Shows the trials while they run: a live table on a terminal, otherwise lines about changed trials.
+def live_table(metric: str, trials: Callable[[], Sequence[Outcome]], console: Console) -> Live:
+    """Shows the table of the trials while they run, if the console is a terminal.
 
     Args:
+      metric: that of the sweep.
       trials: returns the present state of all trials.
-      console: the output; None: stdout.
-      interval: seconds between lines.
+      console: the output.
     """
+    return Live(
+        get_renderable=lambda: _table(metric, trials()),
+        console=console,
+        auto_refresh=console.is_terminal,
+        refresh_per_second=1,
+        transient=True,
+    )
 
-    def __init__(
-        self, trials: Callable[[], Sequence[Outcome]], console: Console | None = None, interval: float = 10.0
-    ) -> None:
-        self._trials, self._interval = trials, interval
-        stdout: Any = Unbreakable(sys.stdout)
-        self._console = console or Console(file=stdout, markup=False, emoji=False)
-        self._ended = threading.Event()
 
-    def __enter__(self) -> Watch:
-        if self._console.is_terminal:
-            self._live = Live(
-                get_renderable=self._table, console=self._console, refresh_per_second=1, transient=True
-            )
-            self._live.start()
-        else:
-            self._thread = threading.Thread(target=self._lines, daemon=True)
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        if self._console.is_terminal:
-            self._live.stop()
-        else:
-            self._thread.join()
-
-    def _table(self) -> Table:
-        trials = self._trials()
-        names = list(trials[0].settings)
-        table = Table("trial", "state", *names, "env steps", "return")
-        for each in trials:
-            settings = (_cell(each.settings[name]) for name in names)
-            row = (each.name, each.state, *settings, f"{each.env_steps:,}", _cell(each.episode_return))
-            table.add_row(*row)
-        return table
-
-    def _lines(self) -> None:
-        shown: dict[str, int] = {}
-        while not self._ended.wait(self._interval):
-            for each in self._trials():
-                if each.env_steps > shown.get(each.name, 0):
-                    shown[each.name] = each.env_steps
-                    settings = ", ".join(f"{name} {_cell(value)}" for name, value in each.settings.items())
-                    words = f"{each.env_steps:,} env steps, return {_cell(each.episode_return)}"
-                    print(f"{each.name} ({settings}): {words}", file=self._console.file, flush=True)
+def _table(metric: str, trials: Sequence[Outcome]) -> Table:
+    names = list(trials[0].settings)
+    table = Table("trial", *names, metric, "return", "env steps", "state", "run")
+    for each in trials:
+        cells = (*(each.settings[name] for name in names), each.value, each.episode_return)
+        table.add_row(each.name, *map(_cell, cells), f"{each.env_steps:,}", each.state, each.run.name)
+    return table
 
 
 def _cell(value: Any) -> str:

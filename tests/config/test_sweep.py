@@ -2,10 +2,8 @@
 
 import dataclasses
 import io
-import os
 
 import pytest
-from launching import until
 from made_runs import make_run
 from processes import Answer, assert_refused
 from refusals import refusal
@@ -127,7 +125,7 @@ def test_the_command_refuses_before_anything_starts(tmp_path):
     where = ("--logdir", tmp_path / "sweep")
     for flags, part in (
         (["--grid", "lr=1e-3"], "give an algorithm and its flags"),
-        (["--grid=gamma=7", "ppo", *CATCH], "--gamma must be at least 0"),
+        (["--grid=gamma=7", "--", "ppo", *CATCH], "--gamma must be at least 0"),
         (["--gird", "lr=1", "--", "ppo", *CATCH], "--gird (did you mean --grid?)"),
         (
             ["--grid", "lr=1e-3,1e-4", "--", "impala", *CATCH, "--start-from", tmp_path / "nowhere"],
@@ -156,37 +154,6 @@ def test_another_sweep_is_refused_in_the_same_folder(tmp_path):
     assert "holds another sweep" in refusal(tune._claim, tmp_path, one)
 
 
-@pytest.mark.parametrize("word", [[], ["--"]], ids=["bare", "--"])
-def test_the_algorithm_and_its_flags_stand_with_or_without_a_separator(word):
-    trials = ["ppo", "--env", "catch", "--seed", "7"]
-    mine, rest = tune._split(
-        ["--grid", "lr=1e-3", "--seed", "3", "--sample=gamma=uniform:0,1", *word, *trials]
-    )
-    assert rest == trials and mine == ["--grid", "lr=1e-3", "--seed", "3", "--sample=gamma=uniform:0,1"]
-
-
-def test_flags_that_only_a_sweep_has_may_stand_after_the_algorithm():
-    mine, rest = tune._split(["--logdir", "x", "ppo", "--grid", "lr=1", "--seed", "7", "--parallel", "2"])
-    assert rest == ["ppo", "--seed", "7"] and mine == ["--logdir", "x", "--grid=lr=1", "--parallel=2"]
-
-
-def test_a_folder_into_which_others_may_write_is_refused(tmp_path):
-    """Nothing in the folder is read before that."""
-    sweep = tmp_path / "sweep"
-    (sweep / "trial-000").mkdir(mode=0o755, parents=True)
-    tune.check_owner(sweep)
-    (sweep / "trial-000").chmod(0o775)
-    assert "other users can write" in refusal(tune.check_owner, sweep)
-    (sweep / "trial-000").chmod(0o755)
-    sweep.chmod(0o777)
-    words = ["--logdir", str(sweep), "--grid", "lr=1e-3", "--", "ppo", *CATCH]
-    assert "other users can write" in refusal(tune.main, words)
-    sweep.chmod(0o755)
-    if os.geteuid() == 0:
-        os.chown(sweep / "trial-000", 65534, 65534)
-        assert "other users can write" in refusal(tune.check_owner, sweep)
-
-
 def trial(tmp_path, **changes):
     plain = Outcome("trial-000", tmp_path, "running", {"lr": 1e-3}, 7200, 0.5, None, None)
     return plain._replace(**changes)
@@ -194,24 +161,19 @@ def trial(tmp_path, **changes):
 
 def test_the_trials_are_shown_in_a_live_table_on_a_terminal(tmp_path):
     screen = io.StringIO()
-    shown = Console(file=screen, force_terminal=True, width=100)
-    with tune.Watch(lambda: [trial(tmp_path), trial(tmp_path, name="trial-001", state="waiting")], shown):
+    shown = Console(file=screen, force_terminal=True, width=160)
+    trials = [trial(tmp_path), trial(tmp_path, name="trial-001", state="waiting")]
+    with tune.live_table("eval_test/return", lambda: trials, shown):
         pass
     for part in ("trial-000", "running", "0.001", "7,200", "0.5", "trial-001", "waiting"):
         assert part in screen.getvalue()
 
 
-def test_the_trials_are_shown_in_plain_lines_where_there_is_no_terminal(tmp_path):
-    """One line appears each time that a trial has progressed."""
-    screen, now = io.StringIO(), [trial(tmp_path), trial(tmp_path, name="trial-001", env_steps=0)]
-    with tune.Watch(lambda: now, Console(file=screen), interval=0.01):
-        until(lambda: screen.getvalue())
-        now[0] = trial(tmp_path, env_steps=14_400)
-        until(lambda: screen.getvalue().count("\n") == 2)
-    assert screen.getvalue() == (
-        "trial-000 (lr 0.001): 7,200 env steps, return 0.5\n"
-        "trial-000 (lr 0.001): 14,400 env steps, return 0.5\n"
-    )
+def test_no_live_table_is_shown_where_there_is_no_terminal(tmp_path):
+    screen = io.StringIO()
+    with tune.live_table("eval_test/return", lambda: [trial(tmp_path)], Console(file=screen)):
+        pass
+    assert not screen.getvalue()
 
 
 def test_a_metric_that_no_trial_has_is_an_error_in_the_end(tmp_path):

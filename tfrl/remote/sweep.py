@@ -21,8 +21,6 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 from tfrl.cli import signals
-from tfrl.cli.errors import UserError
-from tfrl.config.actors import how_to_install_ray
 from tfrl.remote.cluster import Cluster, end_with_parent
 from tfrl.remote.settings import Sampled, Sweep, trial_name
 from tfrl.remote.trial import Part, Trial, begin, current, failure_file, is_over, leave, rows_with
@@ -35,14 +33,9 @@ os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # it would end the sw
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("RAY_kill_child_processes_on_worker_exit", "0")  # SIGKILL would keep runs from saving
 
-try:
-    from ray import tune
-    from ray.tune.progress_reporter import TrialProgressCallback
-    from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, PopulationBasedTraining
-except ImportError:
-    raise UserError(
-        f"sweeps need Ray Tune, and some of its packages are missing: {how_to_install_ray()}"
-    ) from None
+from ray import tune  # noqa: E402
+from ray.tune.progress_reporter import TrialProgressCallback  # noqa: E402
+from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, PopulationBasedTraining  # noqa: E402
 
 # `_Teller` reports a failed trial in one line; these loggers would add pages.
 for _logger in ("ray.tune", "ray.train"):
