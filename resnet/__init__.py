@@ -44,7 +44,7 @@ def _residual(depth: int, *, family: str = "cifar", size: int = 32) -> Entry:
     return Entry(family, _HE, (size, size, 3), {"depth": depth}, "batch")
 
 
-_ZOO: dict[str, Entry] = {
+ZOO: dict[str, Entry] = {
     "impala": Entry("impala", _IMPALA, (64, 64, 3), has_width=True),
     "impala-pooled": Entry("impala", _IMPOOLA, (64, 64, 3), {"pooled": True}, has_width=True),
     "nature": Entry("nature", "Mnih 2015, Nature 518", (84, 84, 4), smallest=36),
@@ -57,36 +57,28 @@ _ZOO: dict[str, Entry] = {
 }
 
 
-def names() -> tuple[str, ...]:
-    """The zoo's names, without resnetD of other depths D = 6n + 2; needs no TensorFlow."""
-    return tuple(_ZOO)
-
-
-def is_known(name: str) -> bool:
-    """True for a name that `build` knows; needs no TensorFlow."""
-    return name in _ZOO or _depth(name) is not None
-
-
-def _depth(name: str) -> int | None:
-    """The depth D in a name resnetD of the CIFAR family, 8 to 1202 (the deepest of the paper)."""
-    found = re.fullmatch(r"resnet([1-9]\d{0,3})", name)
-    depth = int(found[1]) if found else 0
-    return depth if depth % 6 == 2 and 8 <= depth <= 1202 else None
-
-
-def entry(name: str) -> Entry:
+def entry(name: str, shape: tuple[int, ...] | None = None) -> Entry:
     """The zoo's entry of that name, or of resnetD with D = 6n + 2; needs no TensorFlow.
 
-    Raises ValueError, naming the nearest known name, if there is none.
+    Raises ValueError if there is none, or if it takes no inputs of `shape`: (H, W, C) or (D,).
     """
-    if name in _ZOO:
-        return _ZOO[name]
-    depth = _depth(name)
-    if depth is not None:
-        return _residual(depth)
-    near = difflib.get_close_matches(name, _ZOO, n=1, cutoff=0.0)
-    known = f"{', '.join(_ZOO)} and resnetD of depth D = 6n + 2"
-    raise ValueError(f"unknown network {name!r}; did you mean {near[0]!r}? The zoo has {known}.")
+    known = ZOO.get(name)
+    if known is None and (found := re.fullmatch(r"resnet([1-9]\d{0,3})", name)):
+        depth = int(found[1])
+        known = _residual(depth) if depth % 6 == 2 and 8 <= depth <= 1202 else None  # as deep as the paper's
+    rank = None if shape is None else len(shape)
+    if known is None or rank not in (None, len(known.input_shape)):
+        fitting = [other for other, e in ZOO.items() if rank in (None, len(e.input_shape))]
+        reason = (
+            f"takes no {'images' if rank == 3 else 'vectors'}" if known else "is not a network of the zoo"
+        )
+        near = difflib.get_close_matches(name.lower(), fitting, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"{name} {reason}{hint}; known: {', '.join(fitting)}.")
+    if shape is not None and min(shape[:2]) < known.smallest:
+        size, least = " x ".join(map(str, shape[:2])), f"{known.smallest} x {known.smallest}"
+        raise ValueError(f"{name} needs images of at least {least} pixels, not {size}.")
+    return known
 
 
 def build(
@@ -105,40 +97,34 @@ def build(
         input_shape: (H, W, C) for images, which are uint8 and are scaled to [0, 1] inside; (D,) for vectors,
             float32.
         dtype: the Keras policy of every layer, float32 or mixed_bfloat16. Variables and features are float32
-            in both. mixed_float16 is refused, because its loss scaling watches only one replica.
+            in both.
         seed: decides the initial weights together with each layer's name, equally in every process.
         standardize: shift and scale each image to mean 0 and variance 1 over all its pixels and channels, as
             `tf.image.per_image_standardization` does.
         options: the network's own, described by its function in resnet/networks.py.
 
-    Raises ValueError for an unknown name or dtype, and for a shape that the network cannot take. Raises
-    TypeError for an unknown option.
+    Raises ValueError for an unknown name, and for a shape that the network cannot take. Raises TypeError for
+    an unknown option.
     """
     import keras
 
     from resnet import networks
-    from resnet.layers import Layers, check_choice
 
-    known = entry(name)
-    has_images = len(known.input_shape) == 3
-    check_choice("dtype", dtype, ("float32", "mixed_bfloat16"))
-    if len(input_shape) != len(known.input_shape) or any(size is None or size < 1 for size in input_shape):
-        wanted = "images, (height, width, channels)" if has_images else "vectors, (size,)"
-        raise ValueError(f"{name} takes {wanted}, not inputs of shape {tuple(input_shape)}.")
-
-    dtype_of_inputs = "uint8" if has_images else "float32"
-    x = inputs = keras.Input(tuple(input_shape), dtype=dtype_of_inputs, name="inputs")
-    if has_images:
-        check_size(name, *input_shape[:2])
-        # In float32 where the mean is subtracted next: bfloat16 would round the pixels before.
-        x = keras.layers.Rescaling(1.0 / 255.0, dtype="float32" if standardize else dtype, name="scale")(x)
-    if standardize:
-        # The least variance of tf.image.per_image_standardization: 1 / the number of pixels of 0 to 255.
-        least = 1.0 / (255.0**2 * math.prod(x.shape[1:]))
-        options_of_layer = {"epsilon": least, "center": False, "scale": False, "dtype": "float32"}
-        x = keras.layers.LayerNormalization(axis=(1, 2, 3), name="standardize", **options_of_layer)(x)
-    network = getattr(networks, known.function)
-    x = network(x, Layers(dtype=dtype, seed=seed), **known.settings, **options)
+    known = entry(name, input_shape)
+    has_images = len(input_shape) == 3
+    with networks.dtype_policy(dtype):
+        x = inputs = keras.Input(input_shape, dtype="uint8" if has_images else "float32", name="inputs")
+        if has_images:
+            # In float32 where the mean is subtracted next: bfloat16 would round the pixels before.
+            scale_dtype = "float32" if standardize else None
+            x = keras.layers.Rescaling(1.0 / 255.0, dtype=scale_dtype, name="scale")(x)
+        if standardize:
+            # The least variance of tf.image.per_image_standardization: 1 / the number of pixels of 0 to 255.
+            least = 1.0 / (255.0**2 * math.prod(x.shape[1:]))
+            options_of_layer = {"epsilon": least, "center": False, "scale": False, "dtype": "float32"}
+            x = keras.layers.LayerNormalization(axis=(1, 2, 3), name="standardize", **options_of_layer)(x)
+        network = getattr(networks, known.function)
+        x = network(x, networks.Layers(seed), **known.settings, **options)
     features = keras.layers.Activation("linear", dtype="float32", name="features")(x)
     return keras.Model(inputs, features, name=name.replace("-", "_"))
 
@@ -156,47 +142,20 @@ def classifier(
 
     The head is computed in float32 under every policy: a dense layer named "logits", then "probabilities".
     Its kernel is penalised as those of the torso are. The torso's variables have the same paths as in
-    `build`. The other arguments and errors are those of `build`; also raises ValueError for fewer than 2
-    classes.
+    `build`. The other arguments and errors are those of `build`.
     """
     import keras
 
-    from resnet.layers import Layers, he_normal
+    from resnet.networks import Layers, he_normal
 
-    if classes < 2:
-        raise ValueError(f"a classifier needs at least 2 classes, not {classes}.")
     torso = build(name, input_shape, dtype=dtype, seed=seed, **options)
     regularizers = (getattr(layer, "kernel_regularizer", None) for layer in torso.layers)
     logits = keras.layers.Dense(
         classes,
-        kernel_initializer=he_normal(seed=Layers(dtype="float32", seed=seed).seed_of("logits")),
+        kernel_initializer=he_normal(seed=Layers(seed).seed_of("logits")),
         kernel_regularizer=next(filter(None, regularizers), None),
         dtype="float32",
         name="logits",
     )(torso.output)
     probabilities = keras.layers.Softmax(dtype="float32", name="probabilities")(logits)
     return keras.Model(torso.input, probabilities, name=torso.name)
-
-
-def ppo_options(name: str) -> dict[str, Any]:
-    """The options of `name` that are PPO's defaults; needs no TensorFlow."""
-    return {"normalization": "group"} if entry(name).normalization else {}
-
-
-def check_size(name: str, height: int, width: int) -> None:
-    """Raise ValueError if `name` cannot take images as small as that, in pixels; needs no TensorFlow."""
-    smallest = entry(name).smallest
-    if min(height, width) < smallest:
-        raise ValueError(
-            f"{name} needs images of at least {smallest} x {smallest} pixels, not {height} x {width}."
-        )
-
-
-def check_for_ppo(name: str, options: Mapping[str, Any]) -> None:
-    """Raise ValueError if `name` built with `options` breaks PPO's probability ratio; needs no TensorFlow."""
-    if options.get("normalization", entry(name).normalization) == "batch":
-        raise ValueError(
-            f"{name} with batch normalization cannot train PPO: the action probabilities of an image would "
-            "depend on the rest of its batch, so that the ratio of new to old policy is not 1 before the "
-            "first step; use normalization 'group' or 'none'."
-        )

@@ -1,17 +1,133 @@
-"""The networks: IMPALA's residual CNN, DQN's CNN, a small CNN, the pixels, the MLP, and ResNets."""
+"""The networks: IMPALA's residual CNN, DQN's CNN, a small CNN, the pixels, the MLP, and ResNets.
+
+All layers have names. Then variable paths and checkpoints do not depend on earlier models; Keras would number
+the layers. Their dtype policy is that of the context (`dtype_policy`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import KerasTensor
 
-from resnet.layers import Initializer, Layers, check_choice, he_normal, orthogonal
-
 NORMALIZATIONS = ("batch", "group", "none")
+
+Initializer = Callable[..., keras.initializers.Initializer]  # called with seed=<int>
+
+glorot = keras.initializers.GlorotUniform
+he_normal = keras.initializers.HeNormal
+orthogonal = partial(keras.initializers.Orthogonal, gain=2**0.5)  # sqrt(2): keeps the variance through a relu
+
+
+@tf.custom_gradient
+def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+    """Adds biases [C] to x [..., C]. Their gradient is summed in float32 in any dtype.
+
+    On CPUs, TensorFlow's own gradient sums bfloat16 in bfloat16: for 128 frames of 64 x 64 the sum is fifty
+    times too small. A plain sum accumulates in float32, and is faster.
+    """
+
+    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return upstream, tf.reduce_sum(upstream, axis=range(upstream.shape.rank - 1))
+
+    return tf.nn.bias_add(x, bias), gradient
+
+
+def _have_biases_learn(layer: Any, product: Callable[[tf.Tensor], tf.Tensor]) -> None:
+    """Lets a layer, which computes product(inputs) + bias, add its biases by `add_bias`.
+
+    Saved models must load without this package, so the layer keeps Keras's class. Its copies (clone_model,
+    load_model) therefore have Keras's gradients; nothing here trains a copy. float32 does not change.
+    """
+
+    def call(inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        outputs = add_bias(product(inputs), tf.convert_to_tensor(layer.bias))
+        return outputs if layer.activation is None else layer.activation(outputs)
+
+    if layer.use_bias and layer.compute_dtype != "float32":
+        layer.call = call
+
+
+@contextlib.contextmanager
+def dtype_policy(name: str) -> Iterator[None]:
+    """A context in which new layers have this dtype policy, unless they are made with another one."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+class Layers:
+    """Makes layers with weights, whose seeds follow from their names.
+
+    Explicit seeds give all replicas and workers the same weights without communication.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def seed_of(self, name: str) -> int:
+        """A seed in [0, 2^31) for the layer `name`; a digest, as Python's hash differs between processes."""
+        digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
+        return int.from_bytes(digest[:4], "little") >> 1
+
+    def conv(
+        self,
+        x: KerasTensor,
+        filters: int,
+        size: int,
+        *,
+        name: str,
+        initializer: Initializer = glorot,
+        padding: str = "same",
+        **settings: Any,
+    ) -> KerasTensor:
+        """A square convolution [B, H, W, C] -> [B, H', W', filters]; `settings` as in keras.layers.Conv2D."""
+        seeded = initializer(seed=self.seed_of(name))
+        layer = keras.layers.Conv2D(
+            filters, size, padding=padding, kernel_initializer=seeded, name=name, **settings
+        )
+        _have_biases_learn(layer, lambda inputs: layer.convolution_op(inputs, layer.kernel))
+        return layer(x)
+
+    def dense(
+        self, x: KerasTensor, units: int, *, name: str, initializer: Initializer = glorot, **settings: Any
+    ) -> KerasTensor:
+        """A dense layer [B, D] -> [B, units], as a 1 x 1 convolution; `settings` as in keras.layers.Conv2D.
+
+        A matrix product orders its sums by the batch size, so the last bits of a row depend on the number of
+        rows. A convolution computes each image separately, so an image has the same features on any number of
+        replicas. This costs about 1 % of IMPALA's time.
+        """
+        x = keras.layers.Reshape((1, 1, x.shape[-1]), name=f"{name}_in")(x)
+        x = self.conv(x, units, 1, name=name, initializer=initializer, **settings)
+        return keras.layers.Reshape((units,), name=f"{name}_out")(x)
+
+    def product(
+        self, x: KerasTensor, units: int, *, name: str, activation: str, initializer: Initializer = glorot
+    ) -> KerasTensor:
+        """A dense layer [B, D] -> [B, units], as a matrix product, which XLA compiles well.
+
+        A row has the same bits only in products of the same number of rows (see `dense`).
+        """
+        seeded = initializer(seed=self.seed_of(name))
+        layer = keras.layers.Dense(units, activation=activation, kernel_initializer=seeded, name=name)
+        _have_biases_learn(layer, lambda inputs: keras.ops.matmul(inputs, layer.kernel))
+        return layer(x)
+
+
+def _mean_of_image(x: KerasTensor) -> KerasTensor:
+    """The mean over the image, [B, H, W, C] -> [B, C], in float32, because sums in bfloat16 lose digits."""
+    return keras.layers.GlobalAveragePooling2D(dtype="float32", name="head_pool")(x)
 
 
 def impala(images: KerasTensor, layers: Layers, *, width: int = 1, pooled: bool = False) -> KerasTensor:
@@ -26,24 +142,22 @@ def impala(images: KerasTensor, layers: Layers, *, width: int = 1, pooled: bool 
         width: multiplies the 16, 32 and 32 channels.
 
     `pooled` (the zoo's impala-pooled) averages over the image in place of flattening, which makes the dense
-    layer small and the network indifferent to the image's size. Raises ValueError for a width below 1.
+    layer small and the network indifferent to the image's size.
     """
-    if width < 1:
-        raise ValueError(f"impala's width must be at least 1, not {width}.")
     x = images
     for stage, depth in enumerate((16, 32, 32), start=1):
         name, filters = f"stage{stage}", depth * width
         x = layers.conv(x, filters, 3, name=f"{name}_conv")
-        x = layers.max_pool(x, 3, 2, f"{name}_pool")
+        x = keras.layers.MaxPooling2D(3, 2, padding="same", name=f"{name}_pool")(x)
         for block in (f"{name}_block1", f"{name}_block2"):
-            branch = layers.relu(x, f"{block}_relu")
+            branch = keras.layers.ReLU(name=f"{block}_relu")(x)
             branch = layers.conv(branch, filters, 3, name=f"{block}_conv1", activation="relu")
             branch = layers.conv(branch, filters, 3, name=f"{block}_conv2")
-            x = layers.add(x, branch, f"{block}_add")
+            x = keras.layers.Add(name=f"{block}_add")([x, branch])
     if pooled:
-        x = layers.average_pool(layers.relu(x, "head_relu"), "head_pool")
+        x = _mean_of_image(keras.layers.ReLU(name="head_relu")(x))
     else:
-        x = layers.relu(layers.flatten(x, "head_flatten"), "head_relu")
+        x = keras.layers.ReLU(name="head_relu")(keras.layers.Flatten(name="head_flatten")(x))
     return layers.dense(x, 256, name="head_dense", activation="relu")
 
 
@@ -65,7 +179,7 @@ def nature(images: KerasTensor, layers: Layers) -> KerasTensor:
             activation="relu",
             initializer=orthogonal,
         )
-    x = layers.flatten(x, "head_flatten")
+    x = keras.layers.Flatten(name="head_flatten")(x)
     return layers.dense(x, 512, name="head_dense", activation="relu", initializer=orthogonal)
 
 
@@ -78,13 +192,14 @@ def cookbook(images: KerasTensor, layers: Layers) -> KerasTensor:
     x = images
     for index, filters in enumerate((32, 64, 64), start=1):
         x = layers.conv(x, filters, 3, name=f"conv{index}", activation="relu")
-        x = layers.max_pool(x, 2, 2, f"pool{index}")
-    return layers.dense(layers.flatten(x, "head_flatten"), 256, name="head_dense", activation="relu")
+        x = keras.layers.MaxPooling2D(2, padding="same", name=f"pool{index}")(x)
+    x = keras.layers.Flatten(name="head_flatten")(x)
+    return layers.dense(x, 256, name="head_dense", activation="relu")
 
 
 def linear(images: KerasTensor, layers: Layers) -> KerasTensor:
     """Images [B, H, W, C] in [0, 1] -> features [B, H * W * C], the pixels: a baseline for all networks."""
-    return layers.flatten(images, "head_flatten")
+    return keras.layers.Flatten(name="head_flatten")(images)
 
 
 def mlp(
@@ -105,11 +220,7 @@ def mlp(
         activation: any of Keras's, by name: one for all layers, or one for each.
         row_by_row: uses `Layers.dense` and no matrix products, so that a row does not depend on the number of
             rows; for an mlp behind image networks.
-
-    Raises ValueError for no layers, a layer without units, or another number of activations.
     """
-    if not hidden or min(hidden) < 1:
-        raise ValueError(f"mlp's hidden needs at least one layer of at least one unit, not {tuple(hidden)}.")
     x, names = vectors, [activation] * len(hidden) if isinstance(activation, str) else activation
     for index, (units, name) in enumerate(zip(hidden, names, strict=True), start=1):
         make = layers.dense if row_by_row else layers.product
@@ -148,9 +259,9 @@ class Blocks:
     depth: int
 
     def __post_init__(self) -> None:
-        check_choice("normalization", self.normalization, NORMALIZATIONS)
-        if self.l2 < 0.0:
-            raise ValueError(f"l2 must be at least 0, not {self.l2}.")
+        if self.normalization not in NORMALIZATIONS:
+            known = ", ".join(NORMALIZATIONS)
+            raise ValueError(f"normalization must be one of {known}, not {self.normalization!r}.")
 
     def convolution(
         self,
@@ -164,12 +275,10 @@ class Blocks:
         last: bool = False,
     ) -> KerasTensor:
         """A convolution and its normalization, or its bias; `last`: it ends a residual branch."""
-        dtype, margin = self.layers.dtype, (size - 1) // 2
+        margin = (size - 1) // 2
         padded = strides > 1 and margin > 0
         if padded:
-            x = keras.layers.ZeroPadding2D(
-                margin, data_format="channels_last", dtype=dtype, name=f"{name}_margin"
-            )(x)
+            x = keras.layers.ZeroPadding2D(margin, name=f"{name}_margin")(x)
         x = self.layers.conv(
             x,
             filters,
@@ -179,9 +288,9 @@ class Blocks:
             padding="valid" if padded else "same",
             use_bias=self.normalization == "none",
             initializer=initializer,
-            l2=self.l2,
+            kernel_regularizer=keras.regularizers.L2(self.l2) if self.l2 else None,
         )
-        settings = {"epsilon": 1e-5, "dtype": dtype, "name": f"{name}_norm"}
+        settings = {"epsilon": 1e-5, "name": f"{name}_norm"}
         if self.normalization == "batch":
             return keras.layers.BatchNormalization(momentum=0.9, **settings)(x)
         if self.normalization == "group":
@@ -207,22 +316,21 @@ class Blocks:
                 initializer = partial(keras.initializers.VarianceScaling, scale, "fan_in", "truncated_normal")
             x = self.convolution(x, filters, size, part, strides=strides, initializer=initializer, last=last)
             if not last:
-                x = self.layers.relu(x, f"{part}_relu")
-        return self.layers.relu(self.layers.add(shortcut, x, f"{name}_add"), f"{name}_relu")
+                x = keras.layers.ReLU(name=f"{part}_relu")(x)
+        x = keras.layers.Add(name=f"{name}_add")([shortcut, x])
+        return keras.layers.ReLU(name=f"{name}_relu")(x)
 
     def padded_shortcut(self, x: KerasTensor, filters: int, strides: int, name: str) -> KerasTensor:
         """The paper's option A, without parameters: every strides-th pixel, new channels zero."""
         extra = filters - x.shape[-1]
         if strides > 1:
-            x = self.layers.max_pool(x, 1, strides, f"{name}_stride")  # a window of one pixel only picks
+            x = keras.layers.MaxPooling2D(1, strides, name=f"{name}_stride")(
+                x
+            )  # picks every strides-th pixel
         if extra:
             # "channels_first" makes the stock layer pad its last two axes, here width (by none) and channels.
-            x = keras.layers.ZeroPadding2D(
-                ((0, 0), (0, extra)),
-                data_format="channels_first",
-                dtype=self.layers.dtype,
-                name=f"{name}_channels",
-            )(x)
+            padding = ((0, 0), (0, extra))
+            x = keras.layers.ZeroPadding2D(padding, data_format="channels_first", name=f"{name}_channels")(x)
         return x
 
     def projected_shortcut(self, x: KerasTensor, filters: int, strides: int, name: str) -> KerasTensor:
@@ -247,18 +355,18 @@ def cifar(
         l2: times the sum of the squared kernels is the model's penalty (`model.losses`), as Keras has it:
             half of the paper's weight decay of 1e-4, whose penalty has a factor 1/2.
 
-    Raises ValueError for another normalization or a negative l2.
+    Raises ValueError for another normalization.
     """
     per_stage = (depth - 2) // 6
     blocks = Blocks(layers, normalization, groups=8, l2=l2, depth=3 * per_stage)
-    x = layers.relu(blocks.convolution(images, 16, 3, "stem"), "stem_relu")
+    x = keras.layers.ReLU(name="stem_relu")(blocks.convolution(images, 16, 3, "stem"))
     for stage, filters in enumerate((16, 32, 64), start=1):
         for index in range(1, per_stage + 1):
             strides = 2 if stage > 1 and index == 1 else 1
             name = f"stage{stage}_block{index}"
             shortcut = blocks.padded_shortcut(x, filters, strides, name)
             x = blocks.block(x, shortcut, ((filters, 3, strides), (filters, 3, 1)), name)
-    return layers.average_pool(x, "head_pool")
+    return _mean_of_image(x)
 
 
 def imagenet(
@@ -272,8 +380,8 @@ def imagenet(
     """
     per_stage = (2, 2, 2, 2) if depth == 18 else (3, 4, 6, 3)
     blocks = Blocks(layers, normalization, groups=32, l2=l2, depth=sum(per_stage))
-    x = layers.relu(blocks.convolution(images, 64, 7, "stem", strides=2), "stem_relu")
-    x = layers.max_pool(x, 3, 2, "stem_pool")
+    x = keras.layers.ReLU(name="stem_relu")(blocks.convolution(images, 64, 7, "stem", strides=2))
+    x = keras.layers.MaxPooling2D(3, 2, padding="same", name="stem_pool")(x)
     for stage, (filters, count) in enumerate(zip((64, 128, 256, 512), per_stage, strict=True), start=1):
         for index in range(1, count + 1):
             strides = 2 if stage > 1 and index == 1 else 1
@@ -283,4 +391,4 @@ def imagenet(
             name = f"stage{stage}_block{index}"
             shortcut = blocks.projected_shortcut(x, shapes[-1][0], strides, name)
             x = blocks.block(x, shortcut, shapes, name)
-    return layers.average_pool(x, "head_pool")
+    return _mean_of_image(x)

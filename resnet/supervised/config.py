@@ -164,13 +164,12 @@ class Config(Run, Learning, Task, settings.Settings):
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
         super().check()
-        models = [name for name in resnet.names() if len(resnet.entry(name).input_shape) == 3]  # for images
-        is_known = resnet.is_known(self.model)
-        if not is_known or len(resnet.entry(self.model).input_shape) != 3:
-            reason = "takes no images" if is_known else "is not a network of the zoo"
-            hint = nearest(self.model, models)
-            raise UserError(f"--model {self.model} {reason}{hint}; known: {', '.join(models)}.")
-        entry, plain = resnet.entry(self.model), self.of_preset(self.preset)
+        size = self.image_size or 4096  # the size of the images themselves is known later
+        try:
+            entry = resnet.entry(self.model, (size, size, 3))
+        except ValueError as error:
+            raise UserError(f"--model {error}") from None
+        plain = self.of_preset(self.preset)
         lacking = ["normalization", "weight_decay"] if not entry.normalization else []
         for name in lacking if entry.has_width else [*lacking, "width"]:
             if (value := getattr(self, name)) != getattr(plain, name):

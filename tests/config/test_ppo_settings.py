@@ -105,9 +105,9 @@ BAD = [
         "--preset openai-hard",
         "--distribution-mode is only for procgen, and CartPole-v1 has no levels: leave it out.",
     ),
-    ("--torso impala", "--torso impala takes no vectors, which CartPole-v1 shows; known: mlp."),
+    ("--torso impala", "--torso impala takes no vectors; known: mlp."),
     ("--torso mpl", "--torso mpl is not a network of the zoo (did you mean mlp?); known: mlp."),
-    ("--env coinrun --torso mlp", "--torso mlp takes no images, which coinrun shows; known: impala,"),
+    ("--env coinrun --torso mlp", "--torso mlp takes no images; known: impala,"),
     ("--torso-width 2", "--torso mlp has no width to choose, so it cannot be 2; leave --torso-width out."),
     (
         "--hidden 64,,64",

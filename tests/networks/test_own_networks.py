@@ -154,7 +154,7 @@ def test_a_network_that_cannot_serve_is_refused_with_one_sentence(tmp_path, func
             "'no_such_module'); start the command in the module's folder",
         ),
         (["--torso", "test_own_networks:nothing"], "the module test_own_networks has no nothing"),
-        (["--critic-torso", "nature"], "--critic-torso nature takes no vectors, which CartPole-v1 shows"),
+        (["--critic-torso", "nature"], "--critic-torso nature takes no vectors"),
         (["--torso", named(chain), "--torso-width", "2"], "--torso-width has no effect"),
     ],
 )

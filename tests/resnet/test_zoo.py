@@ -90,12 +90,14 @@ def test_the_listed_costs_are_those_of_the_built_networks():
             )
         cost = cost_of(model)
         found[name, width] = cost._replace(mflop=round(cost.mflop, 1))
-    assert found == COSTS and {name for name, _ in COSTS} == {*resnet.names()}
+    assert found == COSTS and {name for name, _ in COSTS} == {*resnet.ZOO}
 
 
 def test_residual_networks_of_any_depth_6n_plus_2():
     assert cost_of(resnet.classifier("resnet14", (32, 32, 3), 10)).parameters == 172_506
-    assert not any(map(resnet.is_known, ("resnet15", "resnet2", "resnet", "resnet020", "resnet1208")))
+    for name in ("resnet15", "resnet2", "resnet", "resnet020", "resnet1208"):
+        with pytest.raises(ValueError, match=f"{name} is not a network of the zoo"):
+            resnet.entry(name)
     assert resnet.entry("resnet50").function == "imagenet"
 
 
@@ -160,7 +162,8 @@ def test_gradients_in_bfloat16_are_those_of_float32(name):
     x = np.random.RandomState(0).randn(4096, 8).astype("float32") if name == "mlp" else images(32, 64, 64, 3)
     found = []
     for dtype in ("float32", "mixed_bfloat16"):
-        model = resnet.build(name, x.shape[1:], dtype=dtype, seed=1, **resnet.ppo_options(name))
+        options = {"normalization": "group"} if resnet.entry(name).normalization else {}
+        model = resnet.build(name, x.shape[1:], dtype=dtype, seed=1, **options)
         with tf.GradientTape() as tape:
             mean = tf.reduce_mean(model(x, training=True))
         found.append(tape.gradient(mean, [v.value for v in model.trainable_variables]))
@@ -289,18 +292,9 @@ def test_a_saved_model_loads_without_this_package(tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), model(x), rtol=1e-6)
 
 
-def test_batch_normalization_is_refused_for_ppo():
-    for name in resnet.names():
-        resnet.check_for_ppo(name, resnet.ppo_options(name))
-    resnet.check_for_ppo("resnet20", {"normalization": "none"})
-    for options in ({}, {"normalization": "batch"}):
-        with pytest.raises(ValueError, match="rest of its batch.*'group' or 'none'"):
-            resnet.check_for_ppo("resnet20", options)
-
-
 def test_no_agent_is_built_with_what_ppo_refuses():
     specs = {"observation_spec": ArraySpec((8, 8, 3), "uint8"), "action_spec": Discrete(2)}
-    with pytest.raises(ValueError, match="resnet-mini with batch normalization cannot train PPO"):
+    with pytest.raises(ValueError, match="has state besides its trained weights"):
         build_actor_critic(torso="resnet-mini", torso_options={"normalization": "batch"}, **specs)
     build_actor_critic(torso="resnet-mini", torso_options={}, **specs)
 
@@ -316,15 +310,11 @@ def test_what_ppo_accepts_does_not_mix_images(normalization):
 @pytest.mark.parametrize(
     ("name", "shape", "options", "message"),
     [
-        ("resnet201", (8, 8, 3), {}, "did you mean 'resnet20'"),
+        ("resnet201", (8, 8, 3), {}, "did you mean resnet20"),
         ("nature", (35, 64, 3), {}, "at least 36 x 36 pixels, not 35 x 64"),
-        ("impala", (12,), {}, "takes images"),
-        ("mlp", (8, 8, 3), {}, "takes vectors"),
-        ("mlp", (8,), {"hidden": ()}, "at least one layer"),
-        ("impala", (8, 8, 3), {"width": 0}, "at least 1, not 0"),
+        ("impala", (12,), {}, "takes no vectors"),
+        ("mlp", (8, 8, 3), {}, "takes no images"),
         ("resnet20", (8, 8, 3), {"normalization": "layer"}, "one of batch, group, none, not 'layer'"),
-        ("resnet20", (8, 8, 3), {"l2": -1.0}, "l2 must be at least 0"),
-        ("impala", (8, 8, 3), {"dtype": "mixed_float16"}, "one of float32, mixed_bfloat16"),
     ],
 )
 def test_wrong_arguments_say_what_would_be_right(name, shape, options, message):
@@ -332,7 +322,7 @@ def test_wrong_arguments_say_what_would_be_right(name, shape, options, message):
         resnet.build(name, shape, **options)
 
 
-@pytest.mark.parametrize("name", resnet.names())
+@pytest.mark.parametrize("name", resnet.ZOO)
 def test_the_zoo_knows_each_networks_options_before_it_is_built(name):
     entry = resnet.entry(name)
     function = getattr(networks, entry.function)
@@ -342,16 +332,10 @@ def test_the_zoo_knows_each_networks_options_before_it_is_built(name):
     assert entry.normalization == default
 
 
-def test_a_classifier_of_one_class_is_refused():
-    with pytest.raises(ValueError, match="at least 2 classes, not 1"):
-        resnet.classifier("resnet-mini", (8, 8, 3), 1)
-
-
 def test_names_are_known_without_tensorflow():
     code = (
         "import sys, resnet\n"
-        "assert 'impala' in resnet.names()\n"
-        "resnet.check_for_ppo('resnet20', resnet.ppo_options('resnet20'))\n"
+        "assert resnet.entry('resnet20').normalization == 'batch'\n"
         "assert not {'tensorflow', 'keras'} & set(sys.modules)\n"
     )
     run_python(code, ROOT)

@@ -260,7 +260,7 @@ def test_the_row_of_an_iteration_has_its_metrics(dqn):
             "ddpg needs continuous actions, and CartPole-v1 has discrete ones; use ppo",
         ),
         ("dqn", ["--env", "Pendulum-v1"], "dqn needs discrete actions, and Pendulum-v1 has continuous ones"),
-        ("dqn", ["--env", "catch", "--torso", "mlp"], "--torso mlp takes no images, which catch shows"),
+        ("dqn", ["--env", "catch", "--torso", "mlp"], "--torso mlp takes no images"),
         ("sac", ["--num-envs", "3"], "--batch-size must be divisible by --num-envs 3"),
         ("td3", ["--policy-delay", "0"], "--policy-delay must be at least 1"),
         ("dqn", ["--n-step", "900", "--learning-starts", "100"], "must each hold --n-step 900 steps of each"),

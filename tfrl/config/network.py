@@ -154,28 +154,19 @@ def check(config: RLSettings) -> None:
 
 def _check_torso(config: RLSettings, spelled: str, torso: str) -> None:
     """Raise UserError if the torso does not exist or cannot take the env's observations."""
-    env, images = config.env, registry.specs(config)[0].image_shapes
     if callables.is_name(torso):
         try:
             callables.find(torso)
         except ValueError as error:
             raise UserError(f"{spelled}: {error}.") from None
         return
-    rank = 3 if images else 1
-    fitting = [name for name in resnet.names() if len(resnet.entry(name).input_shape) == rank]
-    is_known = resnet.is_known(torso)
-    if not is_known or len(resnet.entry(torso).input_shape) != rank:
-        takes_no = f"takes no {'images' if images else 'vectors'}, which {env} shows"
-        reason = takes_no if is_known else "is not a network of the zoo"
-        hint = nearest(torso, fitting)
-        raise UserError(f"{spelled} {torso} {reason}{hint}; known: {', '.join(fitting)}.")
-    if config.torso_width != 1 and not resnet.entry(torso).has_width:
+    try:
+        for shape in registry.specs(config)[0].image_shapes or [(1,)]:
+            entry = resnet.entry(torso, shape)
+    except ValueError as error:
+        raise UserError(f"{spelled} {error}") from None
+    if config.torso_width != 1 and not entry.has_width:
         raise UserError(
             f"{spelled} {torso} has no width to choose, so it cannot be {config.torso_width}; "
             "leave --torso-width out."
         )
-    for height, width, _ in images:
-        try:
-            resnet.check_size(torso, height, width)
-        except ValueError as error:
-            raise UserError(f"{spelled} {torso} does not fit --env {env}: {error}") from None

@@ -8,10 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import resnet
 from tfrl.config.network import Network as NetworkSettings
 from tfrl.config.run import RLSettings
-from tfrl.envs import callables
 from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec
 from tfrl.networks import array_policy, entrance
@@ -385,11 +383,8 @@ def build(
       auxiliary: makes a `PhasicActorCritic`, which has a second value head.
 
     Raises:
-      ValueError: the zoo cannot build that torso, or it would break PPO's probability ratio.
+      ValueError: the zoo cannot build that torso, or it has state besides its trained weights.
     """
-    for name in {config.torso, config.critic_torso or config.torso}:
-        if not callables.is_name(name):
-            resnet.check_for_ppo(name, {**resnet.ppo_options(name), **config.torso_options})
     seeds = seeds_of(config.seed, 7)
     actor_torso = critic_torso = entrance.torso(config, observation_spec, precision, seeds[0])
     if not config.share_torso:

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import resnet
+from resnet.networks import dtype_policy
 from tfrl.config.run import RLSettings
 from tfrl.envs import callables
 from tfrl.envs.observations import CHOICES, FLAGS, FORBIDDEN, IMAGE, MASK, NUMBERS, ArraySpec
@@ -139,7 +140,8 @@ def torso(
     if callables.is_name(name):
         return own_torso(name, spec, precision=precision, seed=seed)
     dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
-    options = {**resnet.ppo_options(name), **options}
+    if resnet.entry(name).normalization:  # batch normalization would mix the rows of a batch
+        options = {"normalization": "group", **options}
     if not spec.is_joined:
         shape = spec.image_shapes[0] if spec.image_shapes else (spec.vector_size,)
         return resnet.build(name, shape, dtype=dtype, seed=seed, **options)
@@ -203,17 +205,16 @@ def own_torso(name: str, spec: ArraySpec, *, precision: str, seed: int) -> keras
     """
     function = callables.find(name)
     inputs, shown = _own_inputs(spec)
-    state, policy = random.getstate(), keras.config.dtype_policy()
+    state = random.getstate()
     random.seed(seed)  # Keras draws the seeds of initializers from it
     try:
-        keras.config.set_dtype_policy("mixed_bfloat16" if precision == "bfloat16" else "float32")
-        features = function(shown)
+        with dtype_policy("mixed_bfloat16" if precision == "bfloat16" else "float32"):
+            features = function(shown)
     except Exception as error:  # a user's function may raise anything
         lines = str(error).strip().splitlines() or ["no message"]
         raise ValueError(f"it raised {type(error).__name__}: {lines[0].rstrip('.')}") from error
     finally:
         random.setstate(state)
-        keras.config.set_dtype_policy(policy)
     if not keras.backend.is_keras_tensor(features) or len(features.shape) != 2 or features.shape[1] is None:
         raise ValueError(f"it must return features [B, F], a Keras tensor, but returns {_in_words(features)}")
     features = keras.layers.Activation("linear", dtype="float32", name="own_features")(features)

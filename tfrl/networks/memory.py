@@ -75,8 +75,8 @@ class Core(keras.layers.Layer):
       kind: "lstm" or "gru".
       units: H, the size of the hidden state, which is the output.
       features: D, the size of the inputs.
-      by_row: the results of a single step do not depend on the batch size (see `resnet.layers.Layers.dense`);
-        not needed if XLA compiles one number of rows.
+      by_row: the results of a single step do not depend on the batch size (see `dense` of
+        `resnet.networks.Layers`); not needed if XLA compiles one number of rows.
       seed: decides the initial weights.
       length: the number of steps of truncated backpropagation; None: all steps.
 
