@@ -193,7 +193,7 @@ def test_a_file_of_another_trainer_is_refused(tmp_path):
     of_dqn = "algorithm: dqn  # what follows is its own\npreset: cartpole\ntau: 0.1\n"
     for text, named in ((of_dqn, "dqn"), ("algorithm: resnet\n", "resnet")):
         path.write_text(text)
-        sentence = f"{path} has settings of {named}, not of ppo."
+        sentence = f"{path} has settings of {named}, not of ppo; use python -m tfrl {named}."
         assert refusal(READER.parse, ["--config", str(path)]) == sentence
         assert refusal(parse, ["--config", str(path)]) == sentence
     known = f"there is no algorithm {named!r}; known: {', '.join(settings.ALGORITHMS)}."

@@ -352,7 +352,6 @@ BAD_FILES = [
     ("ppo: {lrr: 1}", "has an unknown setting 'lrr' (did you mean lr?)."),
     ("ppo: {lr: 1, lr: 2}", "settings.yaml gives lr twice; leave one out."),
     ("lr: 1\nppo: {lr: 2}", "settings.yaml gives lr twice; leave one out."),
-    ("run: {algorithm: dqn}", "has settings of dqn, not of ppo."),
     ("lr: {value: 1}", "must be a number; got {'value': 1}."),
     ("a: &a {b: *a}", "is not valid YAML"),
     ("lr: 1\nlr: 2", "settings.yaml gives lr twice; leave one out."),

@@ -353,17 +353,16 @@ class Reader(Generic[SettingsT]):
         return kinds | {"preset": Literal[tuple(self.kind.presets)]}
 
     def _read_yaml(self, path: str | Path) -> dict[str, Any]:
-        mine = self.kind.algorithm
+        named, mine = algorithm_of(Path(path)), self.kind.algorithm
         # Before a setting that only the other algorithm has would be called unknown.
-        self._check_algorithm(path, algorithm_of(Path(path)) or mine)
+        if named not in (None, mine):
+            raise UserError(
+                f"{path} has settings of {named}, not of {mine or 'this trainer'}; use python -m tfrl "
+                f"{named}."
+            )
         values = read_yaml(self._kinds | {"algorithm": str}, self.kind.aliases, path)
-        self._check_algorithm(path, values.pop("algorithm", mine))  # in a section
+        values.pop("algorithm", None)
         return values
-
-    def _check_algorithm(self, path: str | Path, algorithm: str | None) -> None:
-        if algorithm != self.kind.algorithm:
-            mine = self.kind.algorithm or "this trainer"
-            raise UserError(f"{path} has settings of {algorithm}, not of {mine}.")
 
     def _read_file(self, path: str, preset: str | None) -> dict[str, Any]:
         """The file's settings, without those that follow from settings that the flags may change.

@@ -28,7 +28,7 @@ LEARNER = "TFRL_LEARNER"
 
 
 @dataclass(frozen=True)
-class Ahead:
+class Lag:
     """Step the envs while the learner trains."""
 
     lag: Annotated[int | None, Range(0, 64)] = None
@@ -59,12 +59,12 @@ class Learners(NoResult):
     more are workers of MultiWorkerMirroredStrategy, on the nodes of --ray-address or on this machine."""
 
 
-DISTRIBUTED_SECTIONS = (Hardware, Ahead, Actors, Learners, Run)
+DISTRIBUTED_SECTIONS = (Hardware, Lag, Actors, Learners, Run)
 """The last sections of algorithms whose settings extend `DistributedSettings`."""
 
 
 @dataclass(frozen=True)
-class DistributedSettings(Actors, Learners, Ahead, ScheduledLearning, RLSettings):
+class DistributedSettings(Actors, Learners, Lag, ScheduledLearning, RLSettings):
     """The settings of algorithms whose envs actors may step, with several learners.
 
     Attributes:

@@ -140,7 +140,7 @@ def make_prefetch_collector(
     """Makes this worker's envs, in a thread or on Ray, as the settings say.
 
     Args:
-      config: the settings, with the sections Ahead and Actors.
+      config: the settings, with the sections Lag and Actors.
       session: this process's part of the run.
       replicas: the number of replicas over which the envs of a rollout are divided.
       make: makes the `Collector` of a thread.
@@ -158,7 +158,7 @@ class Prefetch:
     """Decides which weights collect which rollout, and keeps what a checkpoint needs for it.
 
     Args:
-      config: the settings, with the section Ahead.
+      config: the settings, with the section Lag.
       collector: the envs.
 
     Attributes:
