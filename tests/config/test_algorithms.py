@@ -85,8 +85,6 @@ def test_a_number_is_refused_as_an_algorithm(tmp_path):
         ("ppg", ["--augment", "crop"], "there is no flag --augment"),
         ("ppo", ["--no-dueling"], "there is no flag --no-dueling"),
         ("ppo", ["--num-env", "3"], "there is no flag --num-env (did you mean --num-envs?); --help"),
-        ("ppo", ["--batch-size", "3"], "--batch-size (did you mean --minibatch-size?); --help"),
-        ("dqn", ["--buffer-size", "3"], "--buffer-size (did you mean --replay-size?); --help"),
         ("dqn", ["--n-steps", "3"], "--n-steps (did you mean --n-step?); --help"),
         ("ppo", ["--xyzzy", "3"], "there is no flag --xyzzy; --help"),
     ],

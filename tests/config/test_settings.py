@@ -268,14 +268,6 @@ BAD_FLAGS = [
     ("--torso nature --torso-width 2", "--torso nature has no width to choose, so it cannot be 2; leave"),
     ("--torso-width 0", "--torso-width must be at least 1 and at most 64; got 0."),
     ("--num-env 3", "there is no flag --num-env (did you mean --num-envs?)"),
-    ("--learning-rate 3", "there is no flag --learning-rate (did you mean --lr?)"),
-    ("--timesteps 3", "(did you mean --total-steps?)"),
-    ("--total-timesteps 3", "(did you mean --total-steps?)"),
-    ("--device cpu", "(did you mean --strategy?)"),
-    ("--n-envs 3", "(did you mean --num-envs?)"),
-    ("--num_workers 3", "(did you mean --actors?)"),
-    ("--batch_size 3", "(did you mean --minibatch-size?)"),
-    ("--value-lr 3", "(did you mean --critic-lr?)"),
     ("--no-lr", "there is no flag --no-lr"),
     ("--lr", "--lr needs a value."),
     ("--lr --gamma 1", "--lr needs a value."),
@@ -345,7 +337,6 @@ def test_bad_flags_are_refused_with_their_sentence(command, sentence):
 
 
 BAD_FILES = [
-    ("learning_rate: 3", "has an unknown setting 'learning_rate' (did you mean lr?)."),
     ("num_env: 3", "has an unknown setting 'num_env' (did you mean num_envs?)."),
     ("5: 3", "has an unknown setting 5"),
     ("config: other.yaml", "has an unknown setting 'config'"),

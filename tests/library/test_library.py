@@ -175,7 +175,6 @@ def test_an_evaluation_is_that_of_the_run_and_of_a_plain_loop(runs):
 def test_bad_settings_give_a_one_sentence_error(tmp_path):
     for algorithm, settings, sentence in (
         ("pp", {}, r"no algorithm 'pp' \(did you mean ppo\?\)"),
-        ("ppo", {"learning_rate": 1e-3}, r"ppo has no setting learning_rate \(did you mean lr\?\)"),
         ("ppo", {"num_env": 3}, r"ppo has no setting num_env \(did you mean num_envs\?\)"),
         ("ppo", {"tau": 0.5}, r"ppo has no setting tau"),
         ("ppo", {"num_envs": "many"}, "num_envs must be a whole number; got 'many'"),

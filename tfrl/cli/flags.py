@@ -8,7 +8,7 @@ import difflib
 import json
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,38 +16,11 @@ import yaml
 
 from tfrl.cli.errors import UserError
 
-_OTHER_NAMES = {
-    "batch_size": "minibatch_size",
-    "buffer_size": "replay_size",
-    "clip_range": "clip_ratio",
-    "device": "strategy",
-    "ent_coef": "entropy_coef",
-    "learning_rate": "lr",
-    "n_envs": "num_envs",
-    "n_epochs": "epochs",
-    "n_steps": "num_steps",
-    "num_workers": "actors",
-    "timesteps": "total_steps",
-    "total_timesteps": "total_steps",
-    "value_lr": "critic_lr",
-    "vf_coef": "value_coef",
-}
-"""Names of settings in other libraries, with ours."""
-
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known word that is most like `word`, as ` (did you mean …?)`, or nothing."""
     close = difflib.get_close_matches(word.lower(), list(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
-
-
-def nearest_setting(name: str, known: Iterable[str], spell: Callable[[str], str] = str) -> str:
-    """The known setting that `name` probably means, as ` (did you mean …?)`, or nothing.
-
-    `spell` writes a setting's name for the sentence.
-    """
-    known, other = list(known), _OTHER_NAMES.get(name)
-    return nearest(spell(other if other in known else name), map(spell, known))
 
 
 def flag(name: str) -> str:
@@ -173,7 +146,7 @@ def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str]) -
     name = aliases.get(name, name)
     if name in kinds or is_switch(kinds.get(name.removeprefix("no_"))):
         return name
-    hint = nearest_setting(name, [*kinds, *aliases], flag)
+    hint = nearest(spelled, map(flag, [*kinds, *aliases]))
     raise UserError(f"there is no flag {spelled}{hint}; --help lists them.")
 
 
@@ -201,7 +174,7 @@ def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | 
                 continue
             value = loader.construct_object(value_node, deep=True)
             if name not in kinds:
-                hint = nearest_setting(name, [*kinds, *aliases])
+                hint = nearest(name, [*kinds, *aliases])
                 raise UserError(f"{path} has an unknown setting {key!r}{hint}.")
             if name in values:
                 raise UserError(f"{path} gives {name} twice; leave one out.")

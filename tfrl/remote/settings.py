@@ -16,7 +16,7 @@ import numpy as np
 from tfrl import config as settings
 from tfrl.algorithms import ppo
 from tfrl.cli.errors import UserError
-from tfrl.cli.flags import coerce, flag, nearest_setting
+from tfrl.cli.flags import coerce, flag, nearest
 from tfrl.cli.settings import Reader
 from tfrl.config.network import DECIDE_MLP, DECIDE_WEIGHTS
 from tfrl.config.run import RLSettings
@@ -234,7 +234,7 @@ def _named(text: str, reader: Reader, usage: str) -> tuple[str, str]:
     if name in _FIXED:
         raise UserError(f"{flag(name)} cannot be varied.")
     if name not in reader.flag_kinds:
-        hint = nearest_setting(name, reader.flag_kinds)
+        hint = nearest(name, reader.flag_kinds)
         raise UserError(f"{text!r}: {reader.command} has no setting {word}{hint}.")
     return name, values
 
