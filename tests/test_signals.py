@@ -117,18 +117,3 @@ def test_a_trainer_that_still_imports_ends_without_a_trace_and_says_so(tmp_path,
     assert job.told(signum, "parents first") == 128 + signum
     assert job.said() == "Stopped before training began: there is nothing to save.\n"
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("interrupt", [signal.SIG_DFL, signal.SIG_IGN])
-@pytest.mark.parametrize("module", ["tfrl.ppo_procgen", "resnet.train"])
-def test_a_command_that_has_only_begun_ends_by_ctrl_c_without_a_traceback(tmp_path, module, interrupt):
-    """Ctrl-C comes during Python's imports, before tfrl has signal handlers. A background process of a script
-    would ignore it.
-    """
-    command = [sys.executable, "-X", "importtime", "-m", module, "--logdir", str(tmp_path)]
-    job = Job(command, tmp_path, interrupt)
-    until(lambda: re.search(r"\| +tfrl$", job.said(), re.MULTILINE), PATIENCE)
-    job.process.send_signal(signal.SIGINT)
-    # As a shell's 130, or on a slow machine 130 of the command itself, which is a moment further then.
-    assert job.process.wait(PATIENCE) in (-signal.SIGINT, 130)
-    assert "Traceback" not in job.said()
