@@ -149,10 +149,9 @@ class Classifier:
     # State
 
     def weights(self) -> dict[str, np.ndarray]:
-        """All weights as float32 arrays, by the names of `named_variables`."""
+        """All weights as float32 arrays, by the names of `build`."""
         vectors = self._learning.vectors()
-        arrays = {n: a for key, p in self._packings.items() for n, a in p.split(vectors[key]).items()}
-        return {f"{_part_of(name)}/{name}": array for name, array in arrays.items()}
+        return {n: a for key, p in self._packings.items() for n, a in p.split(vectors[key]).items()}
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Weights and optimizer as arrays, the same on every worker."""
@@ -162,16 +161,11 @@ class Classifier:
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Continues from `get_state`. Raises ValueError if the arrays belong to another network."""
-        arrays = {name.partition("/")[2]: array for name, array in weights_of(state).items()}
-        known = {name for packing in self._packings.values() for name in packing.names}
-        if arrays.keys() != known:
-            raise ValueError(
-                f"the weights belong to another network: {min(arrays.keys() ^ known)} is in only one of the "
-                "two"
-            )
+        arrays = weights_of(state)
+        if arrays.keys() != {name for packing in self._packings.values() for name in packing.names}:
+            raise ValueError("the weights belong to another network")
         vectors = {k: p.join({name: arrays[name] for name in p.names}) for k, p in self._packings.items()}
-        others = {n.removeprefix("agent/"): array for n, array in state.items() if n.startswith("agent/")}
-        self._learning.set_state({**others, **vectors})
+        self._learning.set_state({n.removeprefix("agent/"): a for n, a in state.items()} | vectors)
 
     def export(self, directory: Path) -> None:
         """Writes `weights.npz` (float32, no pickle), `model.keras` and `saved_model/`.
@@ -183,33 +177,28 @@ class Classifier:
         files.make_folder(directory)
         files.write(directory / WEIGHTS_FILE, encode(weights))
         model = self._build()
-        for name, variable in named_variables(model).items():
-            variable.assign(weights[name])
+        for variable in model.variables:
+            variable.assign(weights[variable_name(variable)])
         with files.replacing(directory / KERAS_FILE) as staged:
             model.save(staged)
-        archive = keras.export.ExportArchive()
-        archive.track(model)
         signature = [tf.TensorSpec((None, *self._image_shape), tf.uint8, name="images")]
-        archive.add_endpoint("serve", lambda images: model(images, training=False), input_signature=signature)
         with files.replacing(directory / SAVED_MODEL) as staged, files.tensorflow_writes():
-            archive.write_out(str(staged), verbose=False)
+            model.export(str(staged), verbose=False, input_signature=signature)
 
 
 def build(config: Config, precision: str, *, image_shape: tuple[int, ...], classes: int) -> keras.Model:
-    """The classifier that the settings describe: uint8 [B, H, W, C] -> probabilities [B, classes]."""
+    """The classifier that the settings describe: uint8 [B, H, W, C] -> probabilities [B, classes].
+
+    The `variable_name` of a weight is torso/LAYER/WEIGHT, as in tfrl's networks, or head/logits/WEIGHT.
+    """
     dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
-    return resnet.classifier(
+    model = resnet.classifier(
         config.model, image_shape, classes, dtype=dtype, seed=config.seed, **config.model_options
     )
-
-
-def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
-    """Every weight by name: torso/LAYER/WEIGHT, as in tfrl's networks, and head/logits/WEIGHT."""
-    return {f"{_part_of(name)}/{name}": v for v in model.variables if (name := variable_name(v))}
-
-
-def _part_of(name: str) -> str:
-    return "head" if name.startswith("logits/") else "torso"
+    for variable in model.variables:
+        name = variable_name(variable)
+        variable.in_file = f"{'head' if name.startswith('logits/') else 'torso'}/{name}"
+    return model
 
 
 def _hits(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:

@@ -280,37 +280,12 @@ class Share:
         """This worker's part of the batches of `passes`, from batch `start` of the first pass on.
 
         Every image of a pass has weight 1 in exactly one place of one worker. A pass's last batch is filled
-        up from its beginning, so that batch normalization gets whole batches.
-
-        The order of the images and their augmentation are decided here. Threads of tf.data make the next
-        batches while the caller works.
+        up from its beginning, so that batch normalization gets whole batches. Threads of tf.data make the
+        next batches of a pass while the caller works.
         """
-        passes = iter(passes)
-        first = next(passes)
         mine = self.batch_size // self.workers
-        signature = {
-            "places": tf.TensorSpec([mine], tf.int64),
-            "weights": tf.TensorSpec([mine]),
-            "count": tf.TensorSpec([], tf.int64),
-        }
-        if first.shifts is not None:
-            signature["shifts"] = tf.TensorSpec([mine, 2], tf.int64)
-        if first.flips is not None:
-            signature["flips"] = tf.TensorSpec([mine], tf.bool)
-
-        def decided() -> Iterator[dict[str, np.ndarray]]:
-            skipped = start * self.batch_size
-            for one in itertools.chain([first], passes):
-                count = len(one.order)
-                for begin in range(skipped, count, self.batch_size):
-                    indices = np.arange(begin + self.worker * mine, begin + (self.worker + 1) * mine)
-                    places = one.order[indices % count]
-                    chosen = {"places": places, "weights": (indices < count).astype(np.float32)}
-                    chosen["count"] = np.int64(min(self.batch_size, count - begin))
-                    for name in {"shifts", "flips"} & signature.keys():
-                        chosen[name] = getattr(one, name)[places]
-                    yield chosen
-                skipped = 0
+        with tf.device("CPU:0"):
+            images, labels = tf.convert_to_tensor(split.images), tf.convert_to_tensor(split.labels)
 
         def put_together(chosen: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             places = chosen["places"]
@@ -319,11 +294,20 @@ class Share:
             parts = {k: tf.reshape(v, (self.replicas, -1, *v.shape[1:])) for k, v in parts.items()}
             return parts | {"count": chosen["count"]}
 
-        with tf.device("CPU:0"):
-            images, labels = tf.convert_to_tensor(split.images), tf.convert_to_tensor(split.labels)
-            data = tf.data.Dataset.from_generator(decided, output_signature=signature)
-            data = data.map(put_together, num_parallel_calls=tf.data.AUTOTUNE).prefetch(_PREFETCH)
-        return (Batch(**batch) for batch in data.as_numpy_iterator())
+        for one in passes:
+            count = len(one.order)
+            begins = np.arange(start * self.batch_size, count, self.batch_size)
+            indices = begins[:, None] + self.worker * mine + np.arange(mine)  # [batches, mine]
+            places = one.order[indices % count]
+            chosen = {"places": places, "weights": (indices < count).astype(np.float32)}
+            chosen["count"] = np.minimum(self.batch_size, count - begins)
+            drawn = {"shifts": one.shifts, "flips": one.flips}
+            chosen |= {name: values[places] for name, values in drawn.items() if values is not None}
+            with tf.device("CPU:0"):
+                data = tf.data.Dataset.from_tensor_slices(chosen)
+                data = data.map(put_together, num_parallel_calls=tf.data.AUTOTUNE).prefetch(_PREFETCH)
+            yield from (Batch(**batch) for batch in data.as_numpy_iterator())
+            start = 0
 
 
 def augmented(images: tf.Tensor, shifts: tf.Tensor | None, flips: tf.Tensor | None) -> tf.Tensor:

@@ -136,7 +136,7 @@ def test_a_flip_mirrors_what_was_cropped():
 
 
 def test_epochs_are_trained_in_order():
-    """One pipeline for all epochs, entered in the middle of the second, as after a resume."""
+    """Entered in the middle of the second, as after a resume."""
     split = numbered(21)
     passes = data.training_passes("none", 1, 21, first=1)
     seen = [b.labels[b.weights > 0] for b in itertools.islice(Share(8).batches(split, passes, 1), 5)]

@@ -15,6 +15,7 @@ from tfrl.envs import gymnasium as family
 from tfrl.envs.registry import make
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.normalize import RewardNormalizer
+from tfrl.networks.array_policy import variable_name
 from tfrl.networks.distributions import distribution_for
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointStore
@@ -145,7 +146,7 @@ def trained_torso(tmp_path_factory):
     run = tmp_path_factory.mktemp("supervised")
     classifier = config.Config(model="cookbook", seed=9)
     model = supervised.build(classifier, "float32", image_shape=(10, 5, 1), classes=3)
-    weights = {name: v.numpy() for name, v in supervised.named_variables(model).items()}
+    weights = {variable_name(v): v.numpy() for v in model.variables}
     (run / "export").mkdir()
     np.savez(run / "export" / "weights.npz", **weights)
     return run, {k.removeprefix("torso/"): v for k, v in weights.items() if k.startswith("torso/")}
