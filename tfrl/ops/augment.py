@@ -37,10 +37,10 @@ _HUE_SHIFT = 0.5 * 255 / 360  # the greatest, in turns
 @_compiled
 def crop(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """Moves by up to 12 pixels in each direction; the edges are repeated."""
-    height, width, _ = _check(images)
-    rows = _shifted(seeds, 0, height)
-    columns = _shifted(seeds, 1, width)
-    return _pick(images, rows[:, :, None], columns[:, None, :])
+    height, width, channels = _check(images)
+    rows, columns = _shifted(seeds, 0, height), _shifted(seeds, 1, width)
+    places = rows[:, :, None] * width + columns[:, None, :]
+    return tf.gather(tf.reshape(images, (-1, height * width, channels)), places, batch_dims=1)
 
 
 @_compiled
@@ -81,16 +81,11 @@ def rotate(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     height, width, _ = _check(images)
     if height != width:
         raise ValueError(f"rotate needs square images, and these are {height} x {width}")
-    turns = _integers(uniforms(seeds, 1)[:, 0], 4)[:, None, None]
-    row, column = tf.range(height)[None, :, None], tf.range(width)[None, None, :]
-    last = height - 1
-    rows = tf.where(
-        turns == 0, row, tf.where(turns == 1, column, tf.where(turns == 2, last - row, last - column))
-    )
-    columns = tf.where(
-        turns == 0, column, tf.where(turns == 1, last - row, tf.where(turns == 2, last - column, row))
-    )
-    return _pick(images, rows, columns)
+    turns = _integers(uniforms(seeds, 1)[:, 0], 4)[:, None, None, None]
+    turned = images
+    for quarters in (1, 2, 3):
+        turned = tf.where(turns == quarters, tf.image.rot90(images, quarters), turned)
+    return turned
 
 
 @_compiled
@@ -170,13 +165,6 @@ def _shifted(seeds: tf.Tensor, axis: int, size: int) -> tf.Tensor:
     pad = size * _PAD // _SIDE
     shifts = _integers(uniforms(seeds, 2)[:, axis], 2 * pad + 1) - pad
     return tf.clip_by_value(tf.range(size)[None] + shifts[:, None], 0, size - 1)
-
-
-def _pick(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
-    """Images [B, H, W, C] made of the pixels at `rows` and `columns`, int32, that broadcast to [B, H, W]."""
-    height, width, channels = _check(images)
-    pixels = tf.reshape(images, (-1, height * width, channels))
-    return tf.gather(pixels, rows * width + columns, batch_dims=1)
 
 
 def _box(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
