@@ -30,7 +30,7 @@ def agent_of(algorithm, flags):
 def batches(agent, algorithm):
     generator, size = np.random.default_rng(0), (K, 1, ROWS)
     normal = lambda *more: generator.normal(size=(*size, *more)).astype(np.float32)  # noqa: E731
-    observations = agent.network.models["q" if algorithm == "dqn" else "actor"].input_shape[-1]
+    observations = agent.network.functions["q" if algorithm == "dqn" else "actor"].layer.input_shape[-1]
     actions = generator.integers(2, size=size).astype(np.int32)
     batch = Batch(
         observation=normal(observations),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -154,18 +155,6 @@ class ActorCritic(Network):
             name for name in self.acting if name not in fixed and self.functions[name].num_parameters
         )
 
-    @property
-    def models(self) -> dict[str, keras.Model]:
-        """The actor and the critic by name, as functional Keras models; for recurrent networks, only the
-        torsos.
-        """
-        found = {}
-        for name in ("actor", "critic"):
-            torso = self.functions["torso" if self.shared else f"{name}_torso"].layer
-            head = self.functions[name].layer.head
-            found[name] = torso if self._cores else keras.Model(torso.input, head(torso.output), name=name)
-        return found
-
     def outputs(
         self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | Sequences | None = None
     ) -> Sequence[tf.Tensor]:
@@ -237,29 +226,25 @@ class ActorCritic(Network):
 
     def policy_pass(self, *, on_gpu: bool, at_once: int) -> Callable[..., tf.Tensor]:
         """Returns `parameters` for acting, in parts; it does not compute a critic's own torso."""
-        signature = [tf.TensorSpec([self.distribution.parameters_size])]
-        of_rows = self.in_parts(
-            lambda weights, *rows: [self.parameters(weights, *rows)],
-            signature,
-            on_gpu=on_gpu,
-            at_once=at_once,
-        )
-        return lambda weights, *rows: of_rows(weights, *rows)[0]
+        size = self.distribution.parameters_size
+        return self._pass_of(self.parameters, tf.TensorSpec([size]), on_gpu=on_gpu, at_once=at_once)
 
     def value_pass(
         self, *, on_gpu: bool, at_once: int, part_rows: int | None = None
     ) -> Callable[..., tf.Tensor]:
         """Returns `values` for acting, in parts; `part_rows` is that of `in_parts`, for small networks."""
-        if not self.is_small:  # without the policy's head, convolutions round differently
-            forward = self.forward_pass(on_gpu=on_gpu, at_once=at_once)
-            return lambda weights, *rows: forward(weights, *rows)[1]
-        of_rows = self.in_parts(
-            lambda weights, *rows: [self.values(weights, *rows)],
-            [tf.TensorSpec([])],
-            on_gpu=on_gpu,
-            at_once=at_once,
-            part_rows=part_rows,
-        )
+        if self.is_small:
+            signature = tf.TensorSpec([])
+            return self._pass_of(self.values, signature, on_gpu=on_gpu, at_once=at_once, part_rows=part_rows)
+        # Without the policy's head, convolutions round differently.
+        forward = self.forward_pass(on_gpu=on_gpu, at_once=at_once)
+        return lambda weights, *rows: forward(weights, *rows)[1]
+
+    def _pass_of(
+        self, method: Callable[..., tf.Tensor], signature: tf.TensorSpec, **how: Any
+    ) -> Callable[..., tf.Tensor]:
+        """`in_parts` of a method with one output."""
+        of_rows = self.in_parts(lambda weights, *rows: [method(weights, *rows)], [signature], **how)
         return lambda weights, *rows: of_rows(weights, *rows)[0]
 
     # Acting in NumPy
@@ -272,15 +257,13 @@ class ActorCritic(Network):
     def array_pass(self, vectors: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
         """Returns the distribution's parameters, float32 [B, P], of vectors float32 [B, D], in NumPy."""
         of_head = self._array_pass_of("actor", vectors)
-        free = self.functions["actor"].split(vectors["actor"]).get("free")
-        if free is None:
-            return lambda observations: self.entrance.shut_arrays(observations, of_head(observations))
+        free = self.functions["actor"].split(vectors["actor"]).get("free", np.zeros(0, np.float32))
 
         def parameters(observations: np.ndarray) -> np.ndarray:
             outputs = of_head(observations)
-            whole = np.empty((len(outputs), outputs.shape[1] + len(free)), np.float32)
-            whole[:, : outputs.shape[1]], whole[:, outputs.shape[1] :] = outputs, free
-            return whole
+            if len(free):
+                outputs = np.concatenate([outputs, np.broadcast_to(free, (len(outputs), len(free)))], axis=1)
+            return self.entrance.shut_arrays(observations, outputs)
 
         return parameters
 

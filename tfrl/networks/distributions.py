@@ -70,9 +70,9 @@ class ActionDistribution(ABC):
     def __call__(self, parameters: tf.Tensor) -> Distribution:
         """The distribution for the outputs of an actor, float32 [B, P]."""
 
-    @abstractmethod
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The random numbers of one env's actions, float32 [steps, K]."""
+        """The random numbers of one env's actions, float32 [steps, K]: uniform in [0, 1), or a subclass's."""
+        return generator.random((steps, self.noise_size), np.float32)
 
     @abstractmethod
     def act(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
@@ -140,10 +140,6 @@ class CategoricalActions(ActionDistribution):
         """The distribution of logits float32 [B, A]."""
         parameters.shape.assert_is_compatible_with((None, self.parameters_size))
         return Categorical(parameters)
-
-    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """Uniform numbers in [0, 1), float32 [steps, 1]."""
-        return generator.random((steps, 1), np.float32)
 
     def act(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions int32 [B]."""
@@ -217,10 +213,6 @@ class MultiCategoricalActions(ActionDistribution):
         """The distribution of logits float32 [B, sum(counts)]."""
         parameters.shape.assert_is_compatible_with((None, self.parameters_size))
         return MultiCategorical(parameters, self.action_spec.mask_counts)
-
-    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """Uniform numbers in [0, 1), float32 [steps, K]."""
-        return generator.random((steps, self.noise_size), np.float32)
 
     def act(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions int32 [B, K]."""

@@ -217,11 +217,6 @@ class Network:
         self.acting = tuple(acting)
         self._signature = signature
 
-    @property
-    def models(self) -> dict[str, keras.Model]:
-        """The networks by name, as functional Keras models, for inspection."""
-        return {name: function.layer for name, function in self.functions.items()}
-
     def outputs(self, weights: Weights, observations: tf.Tensor) -> Sequence[tf.Tensor]:
         """The outputs that decide actions, [B, ...] each, for observations [B, *shape]."""
         raise NotImplementedError

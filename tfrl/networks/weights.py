@@ -127,17 +127,15 @@ def read_torso(run: str) -> dict[str, np.ndarray]:
     Raises UserError if there are no weights, or if PPO cannot use the weights.
     """
     path = Path(run) / "export" / "weights.npz"
-    if not path.exists():
-        raise UserError(
-            f"--torso-weights {run} holds no finished run of resnet.train: there is no {path}; "
-            "train one with `python -m resnet.train --normalization group`."
-        )
     try:
         with np.load(path, allow_pickle=False) as file:
             names = [name for name in file.files if name.startswith(_TORSO_PREFIX)]
             weights = {name.removeprefix(_TORSO_PREFIX): file[name] for name in names}
     except (OSError, ValueError, zipfile.BadZipFile):
-        raise UserError(f"--torso-weights {run}: {path} is damaged.") from None
+        raise UserError(
+            f"--torso-weights {run} holds no finished run of resnet.train: {path} cannot be read; "
+            "train one with `python -m resnet.train --normalization group`."
+        ) from None
     if any(name.endswith("/moving_mean") for name in weights):
         raise UserError(
             f"--torso-weights {run} was trained with batch normalization, which breaks PPO's probability "
