@@ -1,5 +1,6 @@
 """Workers that meet, in threads of this process, and connections that speak to them by hand."""
 
+import contextlib
 import json
 import socket
 import time
@@ -13,8 +14,8 @@ SAME = {"lr": "0.0005", "code": "abc"}
 
 
 def quicken(monkeypatch):
-    """Has workers told, and people, several times a second."""
-    for name, seconds in (("REPORT_AFTER", 0.2), ("REPORT_EVERY", 0.2), ("STATUS_EVERY", 0.1)):
+    """Has the chief asked, and people told, several times a second."""
+    for name, seconds in (("REPORT_AFTER", 0.2), ("REPORT_EVERY", 0.2), ("ASK_EVERY", 0.1)):
         monkeypatch.setattr(rendezvous, name, seconds)
 
 
@@ -65,10 +66,25 @@ def hello(config, worker):
     }
 
 
-def connect_to(chief, config, message=None):
-    """A connection to the waiting chief that speaks the protocol from another machine, as it were."""
-    until(lambda: chief.lines)
+def connect_to(config, line):
+    """A connection to the chief, over which something has been sent."""
     connection = socket.create_connection(tf_config.split_address(config.workers[0]), timeout=5)
-    if message is not None:
-        connection.sendall(json.dumps(message).encode() + b"\n")
-    return connection, connection.makefile("rb")
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(line)
+    return connection
+
+
+def is_hung_up(connection):
+    """Whether the other end closes, whatever it says before."""
+    connection.settimeout(5)
+    with contextlib.suppress(ConnectionError):
+        while connection.recv(1 << 16):
+            pass
+    return True
+
+
+def ask(chief, config, message):
+    """The answer of the waiting chief to a worker on another machine, as it were."""
+    until(lambda: chief.lines)
+    with connect_to(config, json.dumps(message).encode() + b"\n") as connection:
+        return json.loads(connection.makefile("rb").readline())

@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 
 import pytest
-from meeting import SAME, Attempt, configs, connect_to, hello, quicken, until
+from meeting import SAME, Attempt, ask, configs, connect_to, hello, is_hung_up, quicken, until
 
 from cluster.places import free_ports
 from tfrl.workers import rendezvous, tf_config
@@ -156,11 +155,10 @@ def test_a_second_process_with_the_same_index_elsewhere_is_refused_and_harms_nob
     cluster = configs(3)
     chief, first = Attempt(cluster[0]), Attempt(cluster[1])
     until(lambda: any(cluster[0].name(2) in line for line in first.lines))
-    connection, stream = connect_to(chief, cluster[0], hello(cluster[0], 1))
-    answer = json.loads(stream.readline())
+    until(lambda: "error" in ask(chief, cluster[0], hello(cluster[0], 1)))
+    answer = ask(chief, cluster[0], hello(cluster[0], 1))
     assert f"process 7 on another-host says it is {cluster[0].name(1)}" in answer["error"]
     assert f"process {os.getpid()} on " in answer["error"]
-    connection.close()
     assert [Attempt(cluster[2]).result(), chief.result(), first.result()] == [None] * 3
 
 
@@ -179,43 +177,23 @@ def test_a_second_process_with_the_same_index_elsewhere_is_refused_and_harms_nob
     ids=["nothing", "http", "http2", "list", "half", "type", "deep", "long"],
 )
 def test_connections_of_other_programs_are_refused(garbage, monkeypatch):
-    monkeypatch.setattr(rendezvous, "HELLO_WITHIN", 60.0 if garbage else 0.2)
+    monkeypatch.setattr(rendezvous, "MESSAGE_WITHIN", 60.0 if garbage else 0.2)
     cluster = configs(2)
     chief = Attempt(cluster[0])
-    connection, stream = connect_to(chief, cluster[0])
-    try:
-        connection.sendall(garbage)
-        while stream.readline():  # the chief may say who is missing, and then hangs up
-            pass
-    except ConnectionError:
-        pass
-    connection.close()
+    until(lambda: chief.lines)
+    with connect_to(cluster[0], garbage) as connection:
+        assert is_hung_up(connection)
     assert not chief.done
     assert [Attempt(cluster[1]).result(), chief.result()] == [None, None]
 
 
-def test_a_worker_that_sends_garbage_is_missing_again():
-    cluster = configs(3)
-    chief = Attempt(cluster[0])
-    connection, stream = connect_to(chief, cluster[0], hello(cluster[0], 1))
-    until(lambda: cluster[0].name(1) not in chief.lines[-1])
-    connection.sendall(b'{"tfrl": "rendezvous"}\n')
-    until(lambda: cluster[0].name(1) in chief.lines[-1])
-    attempts = [Attempt(cluster[1]), Attempt(cluster[2]), chief]
-    assert [attempt.result() for attempt in attempts] == [None] * 3
-
-
-def test_the_chief_frees_its_port_before_the_start():
+def test_the_chief_frees_its_port_when_all_have_heard_the_go_ahead():
     cluster = configs(2)
     chief = Attempt(cluster[0])
-    connection, stream = connect_to(chief, cluster[0], hello(cluster[0], 1))
-    while "go" not in json.loads(stream.readline()):
-        connection.sendall(b'{"tfrl": "rendezvous", "here": true}\n')
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(tf_config.split_address(cluster[0].workers[0]), timeout=5)
-    stream.close()
-    connection.close()
+    while "go" not in ask(chief, cluster[0], hello(cluster[0], 1)):
+        pass
     assert chief.result() is None
+    tf_config.reserve_port(cluster[0]).close()
 
 
 def test_another_program_on_the_chiefs_port_is_not_accepted():
@@ -224,24 +202,32 @@ def test_another_program_on_the_chiefs_port_is_not_accepted():
     with tf_config.listen(port) as other:
         other.settimeout(5)
         worker = Attempt(cluster[1])
-        connection, _ = other.accept()
-        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        until(lambda: any("another program answers" in line for line in worker.lines))
-        connection.close()
+        while not worker.lines:
+            connection, _ = other.accept()
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            connection.close()
+        assert f"{cluster[0].name(0)}, the chief (another program answers on this port)" in worker.lines[0]
     assert [Attempt(cluster[0]).result(), worker.result()] == [None, None]
 
 
 def test_a_silent_worker_counts_as_missing_and_its_successor_is_accepted(monkeypatch):
     monkeypatch.setattr(rendezvous, "SILENT_AFTER", 0.5)
-    cluster = configs(2)
+    cluster = configs(3)
     chief = Attempt(cluster[0])
-    _, stream = connect_to(chief, cluster[0], hello(cluster[0], 1))
-    assert json.loads(stream.readline())["missing"] == []
-    assert not chief.done  # it never answered, so nobody is let go
-    while stream.readline():
-        pass
+    assert ask(chief, cluster[0], hello(cluster[0], 1))["missing"] == [cluster[0].name(2)]
+    second = Attempt(cluster[2])
     until(lambda: cluster[0].name(1) in chief.lines[-1])
-    assert [Attempt(cluster[1]).result(), chief.result()] == [None, None]
+    assert [attempt.result() for attempt in (Attempt(cluster[1]), second, chief)] == [None] * 3
+
+
+def test_a_worker_that_died_before_the_last_one_came_is_waited_for():
+    cluster = configs(3)
+    chief = Attempt(cluster[0])
+    ask(chief, cluster[0], hello(cluster[0], 1))
+    last = Attempt(cluster[2])
+    until(lambda: "waiting for the answer of process 7 on another-host" in chief.lines[-1])
+    assert not chief.done and not last.done
+    assert [attempt.result() for attempt in (Attempt(cluster[1]), last, chief)] == [None] * 3
 
 
 WORKER = """

@@ -5,14 +5,14 @@ workers first meet on the ports of TF_CONFIG, which TensorFlow uses afterwards:
 
 1. Each worker opens its own port and holds it. A worker that a launcher has started again waits for a port
    that is taken: a process of the last attempt may still save.
-2. Worker 0, the chief, accepts connections. Each other worker connects to it, repeatedly until it answers,
-   and sends its index and its settings (its fingerprint).
-3. Each second the chief sends the names of the missing workers, and the workers answer. A worker that goes
-   away or falls silent is missing again, until it or its successor connects.
+2. Each worker asks worker 0, the chief, several times a second. It connects, sends its index and its settings
+   (its fingerprint), and reads one answer.
+3. The chief answers with the names of the missing workers. A worker that stops asking is missing again, until
+   it or its successor asks.
 4. The chief refuses a worker with another fingerprint and names the difference. That worker ends. The others
    hear of it, and wait for a worker that agrees.
-5. When all workers are there, and each has answered since the last one came, the chief closes its port, says
-   "go", and all return.
+5. When all workers are there, and each has asked again since the last one came, the chief answers "go",
+   closes its port when all have heard it, and all return.
 
 A worker that has waited too long ends with PeerError, because a restart of all workers may help. If all
 workers came and some differ, a restart would not help, so this is a UserError.
@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import socket
 import threading
@@ -38,12 +37,11 @@ from typing import Any
 from tfrl.cli.errors import PeerError, UserError
 from tfrl.workers.tf_config import PortTakenError, TFConfig, reserve_port, split_address
 
-STATUS_EVERY = 1.0  # seconds between the chief's messages to a worker
-SILENT_AFTER = 10.0  # after so many seconds without a message the other side counts as gone
-HELLO_WITHIN = 5.0  # seconds for the first message of a new connection
+ASK_EVERY = 0.3  # seconds between two questions of a worker
+SILENT_AFTER = 3.0  # a worker that has asked nothing for so many seconds counts as missing
+MESSAGE_WITHIN = 2.0  # seconds for a message to arrive
+FAREWELL = 2.0  # seconds for the workers to hear the chief's last word
 REPORT_AFTER, REPORT_EVERY = 2.0, 5.0  # seconds until the first line about missing workers, and between lines
-RETRY_EVERY = 0.3  # seconds between attempts to reach the chief
-FAREWELL = 2.0  # seconds for the other workers to read the chief's last message and hang up
 LONGEST_LINE = 1 << 20  # bytes
 CLUSTER_KEY = "TF_CONFIG cluster"
 _FOREIGN = "another program answers on this port"
@@ -115,60 +113,34 @@ def _own_port(config: TFConfig, patience: _Patience | None) -> socket.socket:
             if patience is None:
                 raise
             patience.wait_for([f"{config.address}, its own port, which another process has"], str(taken))
-        time.sleep(RETRY_EVERY)
+        time.sleep(ASK_EVERY)
 
 
 # Messages
 
 
-class _Channel:
-    """A connection that carries JSON objects, one a line. One thread sends and receives."""
+def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
+    """Sends a message. Raises OSError if the other end is gone, or does not read."""
+    connection.settimeout(1.0)
+    connection.sendall(json.dumps({"tfrl": "rendezvous", **message}).encode() + b"\n")
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
-        self._unread = b""
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Sends a message. Raises OSError if the other end is gone, or reads nothing for a second."""
-        self._socket.settimeout(1.0)
-        self._socket.sendall(json.dumps({"tfrl": "rendezvous", **message}).encode() + b"\n")
-
-    def receive(self, seconds: float) -> dict[str, Any] | None:
-        """The next message, or None if it has not come within `seconds`.
-
-        Raises OSError if the connection is lost, or the other end does not use this protocol.
-        """
-        end = time.monotonic() + seconds
-        while b"\n" not in self._unread:
-            self._socket.settimeout(max(0.001, end - time.monotonic()))
-            try:
-                data = self._socket.recv(1 << 16)
-            except TimeoutError:
-                return None
-            if not data:
-                raise ConnectionError("it closed the connection")
-            self._unread += data
-            if len(self._unread) > LONGEST_LINE:
-                raise ConnectionError(_FOREIGN)
-            if time.monotonic() > end and b"\n" not in self._unread:
-                return None
-        line, _, self._unread = self._unread.partition(b"\n")
-        try:
-            message = json.loads(line)
-        except (ValueError, RecursionError):
-            raise ConnectionError(_FOREIGN) from None
-        if not isinstance(message, dict) or message.get("tfrl") != "rendezvous":
-            raise ConnectionError(_FOREIGN)
-        return message
-
-    def hang_up(self) -> None:
-        """Ends the connection, from any thread. A thread in `receive` gets ConnectionError."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Frees the socket."""
-        self._socket.close()
+def _receive(connection: socket.socket) -> dict[str, Any]:
+    """The message that arrives. Raises OSError if none does, or if the other end is another program."""
+    end, data = time.monotonic() + MESSAGE_WITHIN, b""
+    while b"\n" not in data:
+        connection.settimeout(max(0.001, end - time.monotonic()))
+        more = connection.recv(1 << 16)
+        data += more
+        if not more or len(data) > LONGEST_LINE:
+            raise ConnectionError(_FOREIGN if data else "it closed the connection")
+    try:
+        message = json.loads(data.partition(b"\n")[0])
+    except (ValueError, RecursionError):
+        raise ConnectionError(_FOREIGN) from None
+    if not isinstance(message, dict) or message.get("tfrl") != "rendezvous":
+        raise ConnectionError(_FOREIGN)
+    return message
 
 
 def _printable(text: str, most: int = 200) -> str:
@@ -181,39 +153,29 @@ def _printable(text: str, most: int = 200) -> str:
 
 
 def _follow(config: TFConfig, fingerprint: Mapping[str, str], patience: _Patience) -> None:
-    """Connects to the chief, repeatedly, until it says "go". Raises the chief's UserError or PeerError."""
+    """Asks the chief until it says "go". Raises the chief's UserError or PeerError."""
+    chief = f"{config.name(0)}, the chief"
     who = f"process {os.getpid()} on {socket.gethostname()}"
-    chief_name = f"{config.name(0)}, the chief"
-    why = "not tried yet"
     while True:
-        patience.wait_for([f"{chief_name} ({why})"])
         try:
-            address = split_address(config.workers[0])
-            with contextlib.closing(_Channel(socket.create_connection(address, timeout=2.0))) as chief:
-                chief.send({"worker": config.worker, "who": who, "fingerprint": fingerprint})
-                missing, heard = [f"{chief_name} (no answer yet)"], time.monotonic()
-                while time.monotonic() - heard < SILENT_AFTER:
-                    patience.wait_for(missing)
-                    message = chief.receive(0.2)
-                    if message is None:
-                        continue
-                    if "error" in message:
-                        sentence = _printable(str(message["error"]), 4000)
-                        raise (PeerError if message.get("again") else UserError)(sentence)
-                    if "go" in message:
-                        return
-                    names, heard = message.get("missing"), time.monotonic()
-                    if not isinstance(names, list):
-                        raise ConnectionError(_FOREIGN)
-                    missing = [_printable(str(name), 4000) for name in names]
-                    missing = missing or [f"the go-ahead of {config.name(0)}"]
-                    chief.send({"here": True})
-            why = "it fell silent"
+            with socket.create_connection(split_address(config.workers[0]), timeout=2.0) as connection:
+                _send(connection, {"worker": config.worker, "who": who, "fingerprint": fingerprint})
+                answer = _receive(connection)
+            if "error" in answer:
+                sentence = _printable(str(answer["error"]), 4000)
+                raise (PeerError if answer.get("again") else UserError)(sentence)
+            if "go" in answer:
+                return
+            names = answer.get("missing")
+            if not isinstance(names, list):
+                raise ConnectionError(_FOREIGN)
+            missing = [_printable(str(name), 4000) for name in names] or [f"the go-ahead of {chief}"]
         except OSError as error:
-            why = error.strerror or str(error)
+            missing = [f"{chief} ({error.strerror or error})"]
         except UnicodeError:
-            why = "not the name of a host"
-        time.sleep(RETRY_EVERY)
+            missing = [f"{chief} (not the name of a host)"]
+        patience.wait_for(missing)
+        time.sleep(ASK_EVERY)
 
 
 # The chief
@@ -221,92 +183,80 @@ def _follow(config: TFConfig, fingerprint: Mapping[str, str], patience: _Patienc
 
 @dataclass
 class _Guest:
-    """A connected worker."""
+    """A process that has asked."""
 
     who: str
     fingerprint: Mapping[str, str]
-    channel: _Channel
-    asked: float = -math.inf  # when the last message that it has answered was sent
+    asked: float  # when it last did
 
 
 class _Chief:
-    """Worker 0's part. Each connection has its own thread, in `_converse`."""
+    """Worker 0's part. A thread answers each connection, because a stranger may say nothing."""
 
     def __init__(self, config: TFConfig, fingerprint: Mapping[str, str], listener: socket.socket) -> None:
         self._config = config
         self._fingerprint = fingerprint
         self._listener = listener
-        self._changed = threading.Condition()  # guards the attributes below
-        self._conversations: dict[_Channel, threading.Thread] = {}
-        self._here: dict[int, _Guest] = {}
+        self._lock = threading.Lock()  # guards the attributes below
+        self._came: dict[int, _Guest] = {}
         self._refused: dict[int, _Guest] = {}  # the last process that came for a missing worker, but differed
-        self._last_came = time.monotonic()
+        # When a process first asked as a worker who was there.
+        self._rivals: dict[tuple[int, str], float] = {}
+        self._last_came = 0.0
         self._last_word: Mapping[str, Any] | None = None
+        self._told: set[int] = set()  # the workers that have heard it
 
     def gather(self, patience: _Patience) -> None:
-        """Releases all workers when all are connected, or tells them the reason. Raises like `rendezvous`."""
+        """Releases all workers when all are there, or tells them the reason. Raises like `rendezvous`."""
         self._listener.settimeout(0.1)
-        while True:
-            try:
-                channel = _Channel(self._listener.accept()[0])
-            except TimeoutError:
-                pass
-            except OSError:  # the connection is gone again, or this process has too many open files
-                time.sleep(0.1)
-            else:
-                thread = threading.Thread(target=self._converse, args=(channel,), daemon=True)
-                self._conversations[channel] = thread
-                thread.start()
-            with self._changed:
-                unanswered = (g for g in self._here.values() if g.asked < self._last_came)
-                waited_for = self._missing() or [f"the answer of {guest.who}" for guest in unanswered]
-            if not waited_for:
-                return self._dismiss({"go": True})
-            try:
-                patience.wait_for(waited_for)
-            except PeerError as late:
-                error = self._disagreement() or late
-                self._dismiss({"error": str(error), "again": isinstance(error, PeerError)})
-                raise error from None
-
-    def _converse(self, channel: _Channel) -> None:
-        """Handles one connection until it ends."""
-        worker, guest = -1, None
+        error: UserError | PeerError | None = None
         try:
-            worker, who, fingerprint = _introduction(channel.receive(HELLO_WITHIN))
-            guest = _Guest(who, fingerprint, channel)
-            with self._changed:
+            while waited_for := self._waited_for():
+                patience.wait_for(waited_for)
+                self._serve()
+            self._last_word = {"go": True}
+        except PeerError as late:
+            error = self._disagreement() or late
+            self._last_word = {"error": str(error), "again": isinstance(error, PeerError)}
+        end = time.monotonic() + FAREWELL
+        while not self._has_told_all() and time.monotonic() < end:
+            self._serve()
+        if error is not None:
+            raise error
+
+    def _has_told_all(self) -> bool:
+        with self._lock:
+            return self._told.issuperset(self._here())
+
+    def _serve(self) -> None:
+        """Accepts the connection that comes within a moment, if one comes."""
+        try:
+            connection, _ = self._listener.accept()
+        except TimeoutError:
+            return
+        except OSError:  # the connection is gone again, or this process has too many open files
+            time.sleep(0.1)
+            return
+        threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            worker, guest = _introduction(_receive(connection))
+            with self._lock:
                 refusal = self._admit(worker, guest)
-            if refusal is not None:
-                channel.send({"error": refusal})
-                return
-            while self._last_word is None:
-                with self._changed:
-                    missing, asked = self._missing(), time.monotonic()
-                channel.send({"missing": missing})
-                if not (channel.receive(SILENT_AFTER) or {}).get("here"):
-                    return
-                with self._changed:
-                    guest.asked = asked
-                    # Waits until the next message is due.
-                    self._changed.wait_for(
-                        lambda: self._last_word or (self._last_came > guest.asked and not self._missing()),
-                        STATUS_EVERY,
-                    )
-            channel.send(self._last_word)
-            channel.receive(FAREWELL)  # the side that closes first keeps the port busy, so the other closes
-        except OSError:
-            pass
-        finally:
-            with self._changed:
-                channel.close()
-                self._conversations.pop(channel, None)
-                if guest is not None and self._here.get(worker) is guest:
-                    del self._here[worker]
+                last_word = self._last_word if self._came.get(worker) is guest else None
+                answer = {"error": refusal} if refusal else last_word or {"missing": self._missing()}
+            _send(connection, answer)
+            if last_word:
+                self._told.add(worker)
+            connection.recv(1)  # the side that closes first keeps the port busy, so the other closes
 
     def _admit(self, worker: int, guest: _Guest) -> str | None:
-        """Accepts a process as this worker, or returns the reason for its refusal."""
-        count, present = self._config.num_workers, self._here.get(worker)
+        """Notes that a process asks as this worker, or returns the reason for its refusal.
+
+        A process that asks as a worker who is there has to wait until that worker is silent.
+        """
+        count, present = self._config.num_workers, self._here().get(worker)
         if not 1 <= worker < count:
             known = f"the chief's TF_CONFIG has workers 0 to {count - 1}"
             return f"{guest.who} says it is worker {worker}, but {known}"
@@ -314,33 +264,43 @@ class _Chief:
             if present is None:
                 self._refused[worker] = guest
             return _sentence(differing)
-        if present is not None:
-            # A worker whose connection broke may come again before the chief notices it.
-            if present.who != guest.who and time.monotonic() - present.asked < 3 * STATUS_EVERY:
-                return (
-                    f"{guest.who} says it is {self._config.name(worker)}, but {present.who} already is; "
-                    "give each worker its own task index in TF_CONFIG"
-                )
-            present.channel.hang_up()
-        self._here[worker] = guest
+        if present is not None and present.who != guest.who:
+            # The present one may have died. It lives if it asks again.
+            if present.asked < self._rivals.setdefault((worker, guest.who), guest.asked):
+                return None
+            return (
+                f"{guest.who} says it is {self._config.name(worker)}, but {present.who} already is; "
+                "give each worker its own task index in TF_CONFIG"
+            )
+        if present is None:
+            self._last_came = guest.asked
+        self._came[worker] = guest
         self._refused.pop(worker, None)
-        self._last_came = time.monotonic()
-        self._changed.notify_all()
         return None
+
+    def _here(self) -> dict[int, _Guest]:
+        """The workers that still ask."""
+        now = time.monotonic()
+        return {worker: guest for worker, guest in self._came.items() if now - guest.asked < SILENT_AFTER}
+
+    def _waited_for(self) -> list[str]:
+        """The missing workers; or if all came, those that have not asked again since."""
+        with self._lock:
+            late = (guest for guest in self._came.values() if guest.asked <= self._last_came)
+            return self._missing() or [f"the answer of {guest.who}" for guest in late]
 
     def _differences_of(self, worker: int, guest: _Guest) -> list[str]:
         return differences(self._config, {0: self._fingerprint, worker: guest.fingerprint})
 
     def _missing(self) -> list[str]:
         """The names of the missing workers, each with the process that came in its place."""
-        missing = []
+        missing, here = [], self._here()
         for worker in range(1, self._config.num_workers):
             name, other = self._config.name(worker), self._refused.get(worker)
             if other is not None:
-                name += (
-                    f" ({other.who} came for it, but {listed(self._differences_of(worker, other), '; ', 3)})"
-                )
-            if worker not in self._here:
+                differing = listed(self._differences_of(worker, other), "; ", 3)
+                name += f" ({other.who} came for it, but {differing})"
+            if worker not in here:
                 missing.append(name)
         return missing
 
@@ -349,41 +309,23 @@ class _Chief:
 
         A process of another cluster does not count: the right worker may still come.
         """
-        with self._changed:
-            came = {worker: guest.fingerprint for worker, guest in (self._refused | self._here).items()}
+        with self._lock:
+            came = {worker: guest.fingerprint for worker, guest in (self._refused | self._here()).items()}
         came[0] = self._fingerprint
         ours = all(prints.get(CLUSTER_KEY) == self._fingerprint[CLUSTER_KEY] for prints in came.values())
         differing = differences(self._config, came)
         complete = ours and len(came) == self._config.num_workers
         return UserError(_sentence(differing)) if complete and differing else None
 
-    def _dismiss(self, last_word: Mapping[str, Any]) -> None:
-        """Sends all workers the last message, and waits a moment until they hang up."""
-        # TensorFlow's servers may connect to this port as soon as the first worker goes.
-        self._listener.close()
-        with self._changed:
-            self._last_word = last_word
-            self._changed.notify_all()
-            conversations = dict(self._conversations)
-            guests = {guest.channel for guest in self._here.values()}
-        for channel in conversations.keys() - guests:
-            channel.hang_up()
-        end = time.monotonic() + FAREWELL
-        for thread in conversations.values():
-            thread.join(max(0.0, end - time.monotonic()))
-        for channel in conversations:
-            channel.hang_up()
 
-
-def _introduction(message: Mapping[str, Any] | None) -> tuple[int, str, dict[str, str]]:
-    """The index, process and fingerprint in a worker's first message, or ConnectionError."""
-    hello = message or {}
+def _introduction(hello: Mapping[str, Any]) -> tuple[int, _Guest]:
+    """The index, process and fingerprint in a worker's message, or ConnectionError."""
     worker, who, fingerprint = hello.get("worker"), hello.get("who"), hello.get("fingerprint")
     if type(worker) is not int or type(who) is not str or type(fingerprint) is not dict:
         raise ConnectionError(_FOREIGN)
     if not all(type(value) is str for value in fingerprint.values()):
         raise ConnectionError(_FOREIGN)
-    return worker, _printable(who), fingerprint
+    return worker, _Guest(_printable(who), fingerprint, time.monotonic())
 
 
 # Differences in words
