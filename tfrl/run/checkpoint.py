@@ -193,14 +193,12 @@ class CheckpointStore:
                 self._tidy()
                 staged.mkdir()
 
-        def write_shards() -> None:
-            written.extend((shard, shard.write(self._shards)) for shard in worker_shards)
-
-        def write_own_files() -> None:
+        def write() -> None:
             if not staged.is_dir():
                 raise FaultError(
                     f"worker {self._worker} does not see {staged}, and all workers must share one disk"
                 )
+            written.extend((shard, shard.write(self._shards)) for shard in worker_shards)
             if is_chief:
                 files.write_synced(staged / LEARNER, encode(learner))
             entries = [
@@ -215,13 +213,13 @@ class CheckpointStore:
             if is_chief:
                 self._commit(staged, update, env_steps)
 
-        for step in (prepare, write_shards, write_own_files, commit):
+        for step in (prepare, write, commit):
             failure = None
             try:
                 step()
             except (
                 BaseException
-            ) as error:  # even after Ctrl-C, this worker must not leave the others waiting at the barrier
+            ) as error:  # after Ctrl-C, too: the others must not wait at the barrier for ever
                 failure = error
             if not self._agree(failure is None):
                 if is_chief:
@@ -278,9 +276,7 @@ class CheckpointStore:
             newest = next((u for u in reversed(folders) if _is_whole(folders[u], u)), -1)
             older = [folder for update, folder in folders.items() if update < newest]
             freed = sum(path.stat().st_size for folder in older for path in folder.iterdir())
-            if (
-                not older or size > shutil.disk_usage(self._directory).free + freed
-            ):  # removing all of them would not help
+            if not older or size > shutil.disk_usage(self._directory).free + freed:  # it would not help
                 return False
             self._drop(older[:1])
         except OSError:
