@@ -23,9 +23,7 @@ MANIFESTS = sorted((CLUSTER / "kubernetes").glob("*.yaml"))
 @pytest.mark.parametrize(
     ("name", "workers", "evaluators"),
     [
-        ("one-machine-two-processes", 2, 0),
         ("two-machines", 2, 0),
-        ("four-machines", 4, 0),
         ("chief-workers-evaluator", 3, 1),
     ],
 )
@@ -42,7 +40,7 @@ def test_each_template_is_valid_for_each_of_its_processes(name, workers, evaluat
 
 
 def test_no_template_is_untested():
-    named = {"one-machine-two-processes", "two-machines", "four-machines", "chief-workers-evaluator"}
+    named = {"two-machines", "chief-workers-evaluator"}
     assert {path.stem for path in (CLUSTER / "templates").iterdir()} == named
 
 
