@@ -14,7 +14,7 @@ from tfrl.cli.signals import held_back
 from tfrl.cli.streams import quiet_start
 from tfrl.evaluation import policy
 from tfrl.run.console import Console
-from tfrl.run.lock import take_run
+from tfrl.run.folder import take_run
 from tfrl.workers import tf_config
 
 

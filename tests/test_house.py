@@ -134,8 +134,8 @@ def test_every_folder_has_its_place():
     [
         ("tfrl/cli/flags.py", "import tfrl.run.files", "tfrl.cli.flags imports tfrl.run.files"),
         ("tfrl/cli/flags.py", "from tfrl.ops import losses", "tfrl.cli.flags imports tfrl.ops.losses"),
-        ("tfrl/run/lock.py", "from tfrl import networks", "tfrl.run.lock imports tfrl.networks"),
-        ("tfrl/run/lock.py", "def f():\n    import tfrl.tune", "tfrl.run.lock imports tfrl.tune"),
+        ("tfrl/run/folder.py", "from tfrl import networks", "tfrl.run.folder imports tfrl.networks"),
+        ("tfrl/run/folder.py", "def f():\n    import tfrl.tune", "tfrl.run.folder imports tfrl.tune"),
         (
             "tfrl/remote/actors.py",
             "import tfrl.training.learner",
@@ -155,7 +155,7 @@ def test_every_folder_has_its_place():
         ("tfrl/algorithms/ppo.py", "from cluster import launch", "tfrl.algorithms.ppo imports cluster.l"),
         ("tfrl/training/loop.py", "import tfrl.algorithms.ppo, tfrl.cli.flags, resnet, numpy", None),
         ("tfrl/training/loop.py", "from cluster import launch", None),
-        ("tfrl/run/lock.py", "from tfrl import __version__", None),
+        ("tfrl/run/folder.py", "from tfrl import __version__", None),
         ("resnet/train.py", "from tfrl.cli import endings", None),
         ("cluster/places.py", "from tfrl.workers import tf_config", None),
     ],

@@ -12,8 +12,8 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.streams import console
 from tfrl.config import is_of
 from tfrl.reporting import runs
-from tfrl.run import files, lock
-from tfrl.run.folder import LEFT_FILE, SETTINGS_FILE
+from tfrl.run import files
+from tfrl.run.folder import LEFT_FILE, SETTINGS_FILE, is_held
 from tfrl.run.metrics import PROGRESS_FILE
 
 _USAGE = "python -m tfrl.status [LOGDIR]"
@@ -67,7 +67,7 @@ def row(run: runs.Run) -> list[str]:
     """
     if run.is_done:
         state = "done"
-    elif lock.is_held(run.path):
+    elif is_held(run.path):
         state = "running"
     else:
         state = "ended early" if (run.path / LEFT_FILE).exists() else "not running"

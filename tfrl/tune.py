@@ -29,8 +29,8 @@ from tfrl.evaluation.episodes import evaluation_columns
 from tfrl.remote import trial
 from tfrl.remote.settings import Sweep, plan, trial_name
 from tfrl.remote.trial import Outcome
-from tfrl.run import files, lock
-from tfrl.run.folder import read_json
+from tfrl.run import files
+from tfrl.run.folder import locked, read_json
 from tfrl.training import command
 
 _USAGE = "python -m tfrl.tune"
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     def outcomes() -> list[Outcome]:
         return [trial.outcome(sweep, logdir, index) for index in range(len(sweep.trials))]
 
-    with lock.locked(logdir, does="sweeps", instead="--logdir"):
+    with locked(logdir, does="sweeps", instead="--logdir"):
         _claim(logdir, sweep)
         _show(f"{len(sweep.trials)} trial(s), {options.parallel} at a time, in {logdir}")
         stdout: Any = Unbreakable(sys.stdout)

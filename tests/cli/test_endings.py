@@ -11,7 +11,6 @@ RUN = """
 from tfrl.cli import endings
 from tfrl.run import console
 from tfrl.cli import streams
-from tfrl.run import lock
 from tfrl.cli.errors import PeerError, TrainingError, UserError
 def main(arguments):
     {body}

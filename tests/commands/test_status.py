@@ -8,8 +8,7 @@ from made_runs import make_run
 from tfrl import status
 from tfrl.cli.errors import UserError
 from tfrl.reporting import runs
-from tfrl.run.folder import LEFT_FILE
-from tfrl.run.lock import locked
+from tfrl.run.folder import LEFT_FILE, locked
 
 
 def test_the_state_of_a_run_is_that_of_its_files_and_its_lock(tmp_path):

@@ -12,8 +12,7 @@ from launching import until
 from processes import PATIENCE, ROOT, results, rows, steps_done
 
 from benchmarks.process_tree import alive, family
-from tfrl.run import lock
-from tfrl.run.folder import LEFT_FILE
+from tfrl.run.folder import LEFT_FILE, is_held
 
 FLAGS = "--env catch --torso linear --precision float32 --num-levels 0 --gamma 0.9 --num-envs 8 --num-steps 9"
 FLAGS += " --num-minibatches 1 --epochs 1 --eval-episodes 8 --checkpoint-every 100"
@@ -103,7 +102,7 @@ def test_the_runs_that_asha_has_ended_are_marked(tmp_path):
     stdout, stderr = sweep.communicate(timeout=PATIENCE)
     assert sweep.returncode == 0, stdout + stderr
     assert stdout.count(": ended early, ") == 2
-    until(lambda: not any(lock.is_held(run) for run in logdir.glob("trial-*")), PATIENCE)
+    until(lambda: not any(is_held(run) for run in logdir.glob("trial-*")), PATIENCE)
     assert len(list(logdir.glob(f"*/{LEFT_FILE}"))) == 2 and len(list(logdir.glob("*/results.json"))) == 1
 
 

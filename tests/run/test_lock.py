@@ -15,8 +15,8 @@ from processes import PATIENCE, ROOT, Answer, Training, rows, steps_done, train_
 from tfrl.algorithms.ppo import Config, from_yaml
 from tfrl.cli.errors import PeerError, UserError
 from tfrl.cli.settings import to_yaml
-from tfrl.run import lock
-from tfrl.run.lock import LOCK_FILE, is_held, locked, take_run
+from tfrl.run import folder as folders
+from tfrl.run.folder import LOCK_FILE, is_held, locked, take_run
 from tfrl.workers import tf_config
 
 CATCH = "--env catch --torso cookbook --precision float32 --num-levels 0 --num-envs 16 --num-steps 16"
@@ -24,7 +24,7 @@ CATCH = [*CATCH.split(), "--num-minibatches", 4, "--epochs", 1, "--checkpoint-ev
 HOLDER = """
 import sys, time
 from pathlib import Path
-from tfrl.run.lock import locked
+from tfrl.run.folder import locked
 with locked(Path(sys.argv[1])):
     print(flush=True)
     time.sleep(float(sys.argv[2]))
@@ -128,7 +128,7 @@ def test_a_lock_held_by_another_machine_counts_as_held(tmp_path):
 LOOKER = """
 import sys
 from pathlib import Path
-from tfrl.run.lock import is_held
+from tfrl.run.folder import is_held
 print(flush=True)
 while True:
     is_held(Path(sys.argv[1]))
@@ -182,7 +182,7 @@ def test_settings_are_compared_with_those_that_a_predecessor_leaves(tmp_path, mo
     config = Config(logdir=str(tmp_path), run_name="run", cluster_timeout=PATIENCE)
     process = holder(config.run_dir, 2)
     settings = to_yaml(dataclasses.replace(config, gamma=0.5))
-    monkeypatch.setattr(lock, "tell", lambda line: (config.run_dir / "config.yaml").write_text(settings))
+    monkeypatch.setattr(folders, "tell", lambda line: (config.run_dir / "config.yaml").write_text(settings))
     with pytest.raises(UserError, match="--gamma 0.5 there"), taken(config, CHIEF):
         pytest.fail("it went on with another run")
     process.communicate()
@@ -194,10 +194,10 @@ def test_many_trainers_get_the_lock_one_after_another(tmp_path):
     code = """
 import os, sys
 from pathlib import Path
-from tfrl.run import lock
-lock._RETRY_EVERY = 0
+from tfrl.run import folder
+folder._RETRY_EVERY = 0
 for _ in range(200):
-    with lock.locked(Path(sys.argv[1]), patience=600):
+    with folder.locked(Path(sys.argv[1]), patience=600):
         os.close(os.open(sys.argv[2], os.O_CREAT | os.O_EXCL))
         os.unlink(sys.argv[2])
 """

@@ -24,7 +24,8 @@ from tfrl.cli import signals
 from tfrl.remote.cluster import Cluster, end_with_parent
 from tfrl.remote.settings import Sampled, Sweep, trial_name
 from tfrl.remote.trial import Part, Trial, begin, current, failure_file, is_over, leave, rows_with
-from tfrl.run import files, lock
+from tfrl.run import files
+from tfrl.run.folder import is_held
 from tfrl.run.metrics import PROGRESS_FILE
 from tfrl.workers import machine
 
@@ -114,7 +115,7 @@ def _stopping(stopped: list[int]) -> Iterator[None]:
 def _wait_for_runs(logdir: Path, tell: Callable[[str], None]) -> None:
     """Waits until all runs of this sweep have ended: runs that were told to stop save first."""
     end, told = time.monotonic() + _PATIENCE, False
-    while time.monotonic() < end and any(lock.is_held(path) for path in logdir.glob("trial-*/")):
+    while time.monotonic() < end and any(is_held(path) for path in logdir.glob("trial-*/")):
         if not told:
             tell("waiting until the trials have saved")
             told = True

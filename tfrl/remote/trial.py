@@ -18,9 +18,9 @@ from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import SETTINGS_FILE
 from tfrl.remote.settings import Sweep, trial_name
 from tfrl.reporting import runs
-from tfrl.run import files, lock
+from tfrl.run import files
 from tfrl.run.checkpoint import Checkpoint, CheckpointStore
-from tfrl.run.folder import LEFT_FILE, RESULTS_FILE, read_json
+from tfrl.run.folder import LEFT_FILE, RESULTS_FILE, is_held, read_json
 from tfrl.run.metrics import PROGRESS_FILE
 
 # In a run's folder:
@@ -100,7 +100,7 @@ def outcome(sweep: Sweep, logdir: Path, index: int) -> Outcome:
     elif (run / LEFT_FILE).exists():
         state = "ended early"
     else:
-        state = "running" if lock.is_held(run) else "waiting"
+        state = "running" if is_held(run) else "waiting"
     value = rows[-1].value if rows else None
     return Outcome(name, run, state, settings, env_steps, episode_return, value, error)
 

@@ -30,8 +30,7 @@ from tfrl.networks.weights import check_torso
 from tfrl.run import results
 from tfrl.run.callbacks import Callback
 from tfrl.run.console import Console
-from tfrl.run.folder import check_run_folder, has_checkpoint
-from tfrl.run.lock import take_run
+from tfrl.run.folder import check_run_folder, has_checkpoint, take_run
 from tfrl.training import start_from
 from tfrl.workers import tf_config
 from tfrl.workers.tf_config import TFConfig
