@@ -299,7 +299,7 @@ def test_the_display_goes_on_from_the_place_in_the_phase_where_a_resume_goes_on(
     learner.set_state(state, [part])
     assert learner.position == pytest.approx(128 * (1 + 2 / 7))
     parts = []
-    learner.session.console.progress.finish_part = lambda env_steps, metrics: parts.append(env_steps)
+    learner.session.console.progress.finish_part = parts.append
     finish(learner, 1)
     assert parts == pytest.approx([128 * (1 + done / 7) for done in (3, 4, 5, 6, 7)])
     assert learner.position == 256

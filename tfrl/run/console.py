@@ -148,10 +148,9 @@ class Progress:
         marks = self._marks[1:] if self._num_updates == 2 else self._marks
         self._marks = (*marks, self._mark(env_steps))[-_RATE_WINDOW:]
 
-    def finish_part(self, env_steps: float, metrics: Mapping[str, float]) -> None:
-        """Takes the state and some metrics within an update."""
+    def finish_part(self, env_steps: float) -> None:
+        """Takes the state after a part of an update."""
         self.env_steps = env_steps
-        self._metrics = {**self._metrics, **metrics}
         self._marks = (*self._marks, self._mark(env_steps))[-_RATE_WINDOW:]
         if self._early_marks and self._num_updates == 0:
             self._early_marks = (*self._early_marks[:1], self._marks[-1])

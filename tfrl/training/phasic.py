@@ -128,7 +128,7 @@ class PhasicLearner(OnPolicyLearner):
             epoch, share = divmod(self._parts_done - length, length)
             self._learn_share(epoch, share)
         self._parts_done += 1
-        session.console.progress.finish_part(self.position, {})
+        session.console.progress.finish_part(self.position)
         seconds = time.perf_counter() - began
         session.watchdog.measured(seconds)
         session.seconds += seconds
