@@ -111,7 +111,7 @@ def test_envs_that_cannot_run_in_processes_give_a_one_sentence_error():
         ({"env": "catch"}, "env_processes is only for Gymnasium's envs, and catch uses threads"),
         ({"env": "CartPole-v1", "num_envs": 1}, "env_processes must be at most num_envs 1; got 2"),
         ({"env": "CartPole-v1", "actors": 2}, "actors 2 already starts processes that step the envs"),
-        ({"env": lambda: None}, "returns None, but must return a gymnasium.Env"),
+        ({"env": lambda: None}, "of type NoneType and not a gymnasium.Env"),
     ):
         with pytest.raises(tfrl.SettingsError, match=sentence):
             tfrl.train("ppo", env_processes=2, **settings)

@@ -36,13 +36,12 @@ class Facts(NamedTuple):
     with_opengl: bool
     saves_state: bool
 
-    def uses_masks(self, setting: str) -> bool:
-        """True if the setting `action_masks` (auto, never or must) uses the masks of this env."""
-        return setting != "never" and self.action_mask
-
     def specs(self, action_masks: str) -> tuple[ArraySpec, ActionSpec]:
-        """The specs of observations and actions; observations contain the action mask if it is used."""
-        masked = self.uses_masks(action_masks)
+        """The specs of observations and actions; observations contain the action mask if it is used.
+
+        `action_masks` is the setting: auto, never or must.
+        """
+        masked = action_masks != "never" and self.action_mask
         observation = self.observation.with_mask(self.action.mask_size) if masked else self.observation
         return observation, self.action
 
@@ -63,7 +62,7 @@ def of(task: EnvSettings) -> Facts:
     """
     key = _key(task.env, task.env_kwargs)
     if key not in _known:
-        from tfrl.envs.gymnasium_ids import find_facts
+        from tfrl.envs.gymnasium_env import find_facts
 
         _known[key] = find_facts(*key)
     return _known[key]

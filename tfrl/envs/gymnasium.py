@@ -13,10 +13,9 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from tfrl.envs import atari, facts, own_state
-from tfrl.envs.calls import RESET, STEP, Calling, check_finite, fitting, mask_of, packed
-from tfrl.envs.gymnasium_ids import cause_of, close, make_env
+from tfrl.envs.calls import RESET, STEP, Calling, check_finite, fitting, mask_of, packed, summary
+from tfrl.envs.gymnasium_env import close, make_env
 from tfrl.envs.observations import Packer
-from tfrl.envs.spaces import env_inputs
 from tfrl.envs.spec import EnvSpec, Step
 
 LONGEST_REPLAY = 32_768
@@ -102,7 +101,7 @@ class GymnasiumVec:
         Raises EnvError if an env fails, or returns values that no algorithm can learn from.
         """
         actions = np.array(actions, self._action_type)
-        inputs = env_inputs(self.action_spec, actions)
+        inputs = self.action_spec.env_inputs(actions)
         reward = np.empty(self.num_envs, np.float32)
         observation = np.empty_like(self._step.observation)
         first, cut = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
@@ -164,7 +163,7 @@ class GymnasiumVec:
         try:
             return [np.asarray(env.render(), np.uint8) for env in self._envs]
         except Exception as error:  # OpenGL, EGL, GLFW, pygame and MuJoCo raise errors of different classes
-            raise ValueError(f"{self._name} cannot be rendered: {cause_of(error)}") from error
+            raise ValueError(f"{self._name} cannot be rendered: {summary(error)}") from error
 
     def get_state(self) -> list[bytes]:
         """One npz per env, 1 to 100 kB: its stream of seeds, the result of `observe`, and the actions of the
@@ -245,7 +244,7 @@ class GymnasiumVec:
         shown, info = self._reset(i), None
         reward: SupportsFloat = np.float32(about["reward"])
         with self._stepping:
-            for action in env_inputs(self.action_spec, arrays["actions"]):
+            for action in self.action_spec.env_inputs(arrays["actions"]):
                 try:
                     shown, reward, terminated, truncated, info = self._plays[i](action)
                 except Exception:

@@ -104,11 +104,6 @@ def specs(task: EnvSettings) -> tuple[ArraySpec, ActionSpec]:
     return facts.of(task).specs(task.action_masks)
 
 
-def uses_action_masks(task: EnvSettings) -> bool:
-    """True if the task's env has action masks and the settings use them. Raises like `specs`."""
-    return not family(task.env).names and facts.of(task).uses_masks(task.action_masks)
-
-
 def facts_text(task: EnvSettings) -> str | None:
     """The content of the file with facts about the env of a task; None if tfrl knows the env by its name."""
     return None if family(task.env).names else facts.text(task)
@@ -123,15 +118,14 @@ def check(task: EnvSettings) -> None:
                 flag = name.replace("_", "-")
                 raise ValueError(f"--{flag} is for Gymnasium's envs, and {env} is not one: leave it out")
     elif not (callables.is_name(env) or re.fullmatch(r"\S+-v\d+", env)):  # an id of Gymnasium
-        from tfrl.envs.gymnasium_ids import did_you_mean
+        from tfrl.envs.gymnasium_env import did_you_mean
 
         known = ", ".join(env_names())
         raise ValueError(
             f"there is no env {env!r}{did_you_mean(env, env_names())}; known: {known}, Gymnasium's ids, and "
             "MODULE:ID or MODULE:FUNCTION of your own"
         )
-    specs(task)
-    if task.action_masks == "must" and not uses_action_masks(task):
+    if not specs(task)[0].num_actions and task.action_masks == "must":
         raise ValueError(
             f'--action-masks must needs info["action_mask"], which {env} does not give at its reset; leave '
             "--action-masks out"
@@ -192,7 +186,7 @@ def reward_threshold(env: str) -> float | None:
     """The mean return at which an env counts as solved; None if Gymnasium has no threshold."""
     if family(env).names or callables.is_name(env):  # wrappers of a callable may have changed the rewards
         return None
-    from tfrl.envs.gymnasium_ids import find_spec
+    from tfrl.envs.gymnasium_env import find_spec
 
     try:
         threshold = find_spec(env).reward_threshold

@@ -60,6 +60,10 @@ class ActionSpec(ABC):
         """Converts an agent's actions [B, *shape] to the env's; overridden if their ranges differ."""
         return actions
 
+    def env_inputs(self, actions: np.ndarray) -> Sequence[Any] | np.ndarray:
+        """The arguments of the N envs' `step` for agents' actions [N, *shape]."""
+        return self.as_env_takes(actions)
+
     def scaled(self, action: np.ndarray) -> np.ndarray:
         """One action [K] scaled to [-1, 1] for videos; overridden if the range differs."""
         return action
@@ -98,6 +102,10 @@ class Discrete(ActionSpec):
     def as_env_takes(self, actions: np.ndarray) -> np.ndarray:
         """Actions int32 [B], counted from `start`."""
         return actions + self.start if self.start else actions
+
+    def env_inputs(self, actions: np.ndarray) -> list[int]:
+        """Python's integers, with which envs are faster than with NumPy's."""
+        return self.as_env_takes(actions).tolist()
 
     def uniform(self, generator: np.random.Generator, count: int) -> np.ndarray:
         """Uniform actions, int32 [count]."""
