@@ -134,7 +134,7 @@ def test_1_and_2_replicas_give_equal_results(name, tmp_path):
     ("function", "sentence"),
     [
         (with_batch_norm, "norm has state besides its trained weights, like batch normalization"),
-        (with_dropout, "drop draws random numbers, like dropout"),
+        (with_dropout, "drop has state besides its trained weights, like batch normalization or dropout"),
         (of_no_rank, "it must return features [B, F], a Keras tensor, but returns [None, 2, 2]"),
         (failing, "it raised RuntimeError: no such layer"),
     ],

@@ -252,7 +252,7 @@ class ActorCritic(Network):
     @property
     def fits_arrays(self) -> bool:
         """True if NumPy can compute it: one or two mlps in float32. It depends only on the settings."""
-        return not self._cores and all(array_policy.fits(self.functions[name]) for name in self.torsos)
+        return not self._cores and all(self.functions[name].fits_arrays for name in self.torsos)
 
     def array_pass(self, vectors: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
         """Returns the distribution's parameters, float32 [B, P], of vectors float32 [B, D], in NumPy."""
@@ -276,7 +276,7 @@ class ActorCritic(Network):
         self, head: str, vectors: Mapping[str, np.ndarray]
     ) -> Callable[[np.ndarray], np.ndarray]:
         torso = "torso" if self.shared else f"{head}_torso"
-        layers = array_policy.dense_layers(self.functions[torso], vectors[torso])
+        layers = self.functions[torso].dense_layers(vectors[torso])
         arrays = self.functions[head].split(vectors[head])
         linear = array_policy.ACTIVATIONS["linear"]
         layers = [*layers, (arrays["head/kernel"], arrays["head/bias"], linear)]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tfrl.ops.graph import tf
-
-if TYPE_CHECKING:
-    from tfrl.networks.network import Functional
 
 MOST_ENVS = 16
 """The largest number of training envs, all workers together, for which NumPy is faster
@@ -40,13 +37,11 @@ DenseLayers = Sequence[tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.n
 """Kernels [D, units], biases [units] and activation functions."""
 
 
-def fits(function: Functional) -> bool:
-    """True if NumPy can compute the network: a chain of dense layers in float32 for vectors."""
-    return function.in_float32 and all(map(_fits, layers_of(function.layer)))
-
-
-def _fits(layer: Any) -> bool:
+def fits(layer: Any) -> bool:
+    """True if NumPy can compute the layer of a network of vectors."""
     layers = tf.keras.layers
+    if getattr(layer, "compute_dtype", "float32") != "float32":
+        return False
     if isinstance(layer, layers.Dense):
         return layer.activation.__name__ in ACTIVATIONS and layer.use_bias
     if isinstance(layer, layers.Activation):
@@ -58,24 +53,6 @@ def layers_of(layer: tf.keras.layers.Layer) -> list[Any]:
     """The layers and operations of a model and its inner models, in order; for a layer, the layer itself."""
     inner = getattr(layer, "operations", None) or getattr(layer, "layers", None)
     return [layer] if inner is None else [found for one in inner for found in layers_of(one)]
-
-
-def dense_names(layer: Any) -> list[tuple[str, str, str]]:
-    """The names of kernel, bias and activation function of each dense layer of a network that `fits`."""
-    return [
-        (variable_name(one.kernel), variable_name(one.bias), one.activation.__name__)
-        for one in layers_of(layer)
-        if isinstance(one, tf.keras.layers.Dense)
-    ]
-
-
-def dense_layers(function: Functional, vector: np.ndarray) -> DenseLayers:
-    """The dense layers of a network that `fits`, from its weight vector."""
-    arrays = function.split(vector)
-    return [
-        (arrays[kernel], arrays[bias], ACTIVATIONS[activation])
-        for kernel, bias, activation in function.dense_names
-    ]
 
 
 def outputs(observations: np.ndarray, layers: DenseLayers) -> np.ndarray:

@@ -201,7 +201,7 @@ def own_torso(name: str, spec: ArraySpec, *, precision: str, seed: int) -> keras
       seed: decides the initial weights of layers whose initializers have no seed.
 
     Raises:
-      ValueError: the function fails, does not return features [B, F], or its network has state.
+      ValueError: the function fails, or does not return features [B, F].
     """
     function = callables.find(name)
     inputs, shown = _own_inputs(spec)
@@ -219,9 +219,7 @@ def own_torso(name: str, spec: ArraySpec, *, precision: str, seed: int) -> keras
         raise ValueError(f"it must return features [B, F], a Keras tensor, but returns {_in_words(features)}")
     features = keras.layers.Activation("linear", dtype="float32", name="own_features")(features)
     model = keras.Model(inputs, features, name="own_torso")
-    layers = layers_of(model)
-    _check_stateless(layers)
-    _name_weights(layers)
+    _name_weights(layers_of(model))
     return model
 
 
@@ -256,23 +254,6 @@ def _of_vector(spec: ArraySpec, vector: Any) -> dict[str, Any]:
             found[part.identifier] = array
             begin += size
     return found
-
-
-def _check_stateless(layers: Sequence[Any]) -> None:
-    """Raises ValueError for layers whose results for an observation may change."""
-    for layer in layers:
-        state = getattr(layer, "non_trainable_variables", ())
-        if any("seed" in variable.name for variable in state):
-            raise ValueError(
-                f"{layer.name} draws random numbers, like dropout, so the policy that is trained would "
-                "differ from the policy that acted: remove this layer"
-            )
-        if state:
-            raise ValueError(
-                f"{layer.name} has state besides its trained weights, like batch normalization, so an "
-                "action's probability would depend on other observations: use layer normalization, for "
-                "example"
-            )
 
 
 def _name_weights(layers: Sequence[Any]) -> None:

@@ -142,21 +142,35 @@ class Functional(Packing):
 
     Attributes:
       layer: the same.
-      in_float32: True if it computes everything in float32.
     """
 
     def __init__(self, layer: keras.layers.Layer) -> None:
-        if layer.non_trainable_variables:
-            raise ValueError(f"{layer.name} has state besides its trained weights")
+        self._layers = array_policy.layers_of(layer)
+        for one in self._layers:
+            if getattr(one, "non_trainable_variables", ()):
+                raise ValueError(
+                    f"{one.name} has state besides its trained weights, like batch normalization or dropout, "
+                    "so its results for an observation would change; remove this layer"
+                )
         super().__init__(layer.trainable_variables)
         self.layer = layer
-        types = (getattr(one, "compute_dtype", "float32") for one in array_policy.layers_of(layer))
-        self.in_float32 = all(kind == "float32" for kind in types)
+
+    @property
+    def fits_arrays(self) -> bool:
+        """True if NumPy can compute it: a chain of dense layers in float32 for vectors."""
+        return all(map(array_policy.fits, self._layers))
 
     @functools.cached_property
-    def dense_names(self) -> list[tuple[str, str, str]]:
-        """`array_policy.dense_names` of the layer, kept because Keras takes longer than an action."""
-        return array_policy.dense_names(self.layer)
+    def _dense_names(self) -> list[tuple[str, str, str]]:
+        """Kernel, bias and activation of each dense layer, cached: Keras takes longer than an action."""
+        name = array_policy.variable_name
+        dense = [one for one in self._layers if isinstance(one, keras.layers.Dense)]
+        return [(name(one.kernel), name(one.bias), one.activation.__name__) for one in dense]
+
+    def dense_layers(self, vector: np.ndarray) -> array_policy.DenseLayers:
+        """The dense layers of a network that `fits_arrays`, with weights float32 [size]."""
+        arrays = self.split(vector)
+        return [(arrays[k], arrays[b], array_policy.ACTIVATIONS[name]) for k, b, name in self._dense_names]
 
     def __call__(self, weights: tf.Tensor, *inputs: tf.Tensor) -> Any:
         """The layer's outputs with weights float32 [size]."""
@@ -274,12 +288,12 @@ class Network:
     @property
     def fits_arrays(self) -> bool:
         """True if NumPy can compute the first output. It depends only on the settings."""
-        return len(self.acting) == 1 and array_policy.fits(self.functions[self.acting[0]])
+        return len(self.acting) == 1 and self.functions[self.acting[0]].fits_arrays
 
     def array_pass(self, vectors: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
         """Returns the first output, float32 [B, P], computed in NumPy with these weights."""
         (name,) = self.acting
-        layers = array_policy.dense_layers(self.functions[name], vectors[name])
+        layers = self.functions[name].dense_layers(vectors[name])
         seen, shut = self.entrance.spec.vectors, self.entrance.shut_arrays
         return lambda observations: shut(observations, array_policy.outputs(seen(observations), layers))
 
