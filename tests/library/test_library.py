@@ -198,7 +198,7 @@ def test_bad_settings_give_a_one_sentence_error(tmp_path):
         (
             "ppo",
             {"env": lambda: Walk("four values")},
-            r"its step\(action\) gives 4 values, but must give \(obs",
+            r"not enough values to unpack \(expected 5, got 4\), in step\(action\)",
         ),
         (
             "ppo",
