@@ -26,8 +26,8 @@ def noise_of_a_run(*flags):
         learner.agent.act = act
         for iteration in range(1, 2000 // config.iteration_steps):
             first.append(learner.envs.get_state().first)
-            for _, take in learner.envs.steps(iteration, learner.agent, learner.replay):
-                first.append(take().first)
+            for _, step in learner.envs.steps(iteration, learner.agent, learner.replay):
+                first.append(step.first)
             del first[-1]
     return np.array(found), np.array(first)
 

@@ -220,6 +220,36 @@ def test_priorities_are_the_errors_and_their_weights_grow_to_the_end():
     assert betas == sorted(betas) and betas[0] < 0.6 and betas[-1] == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_a_single_env_acts_with_the_weights_before_the_gradient_steps_under_way(num_envs):
+    """With two envs, which may be on two workers, actions follow the newest weights."""
+    flags = ("--env", "CartPole-v1", "--hidden", "16", "--total-steps", "40", "--iteration-steps", "20")
+    flags += ("--learning-starts", "8", "--train-every", "4", "--batch-size", "8", "--replay-size", "40")
+    config = parsed("dqn", *flags, "--num-envs", str(num_envs), "--lr", "0.1")
+    with contextlib.closing(make(config, off_policy.OffPolicyLearner)) as learner:
+        agent, before, acted = learner.agent, [], []
+        begin, act = agent.begin_gradient_steps, agent.act
+
+        def noted(prepared):
+            before.append(agent.learning.vectors())
+            return begin(prepared)
+
+        def checked(observations, *rest):
+            under_way = num_envs == 1 and learner._pending is not None
+            weights = before[-1] if under_way else agent.learning.vectors()
+            expected = agent.network.array_pass(weights)(observations)
+            np.testing.assert_array_equal(agent.acting.array_pass(observations), expected)
+            acted.append(len(before))
+            return act(observations, *rest)
+
+        agent.begin_gradient_steps, agent.act = noted, checked
+        for first in (0, len(before)):
+            learner.update()
+            assert learner._pending is None and len(before) > first
+    assert {acted.count(calls) for calls in range(1, len(before))} == {4 // num_envs}
+    assert any((before[0][name] != before[-1][name]).any() for name in before[0])
+
+
 @pytest.mark.long
 def test_two_workers_and_a_kill_end_as_one_process(dqn, tmp_path):
     """One process is killed after its first checkpoint, and two workers continue."""

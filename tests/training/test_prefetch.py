@@ -91,9 +91,9 @@ def test_rounds_are_collected_with_weights_that_are_lag_iterations_old(learner, 
         slow.agent.acting.forget()
         expected = slow.envs.steps(iteration, slow.agent, ReplayBuffer(range(4), 80, **specs, gamma=0.9))
         steps = one.envs._rollout.steps()
-        for (actions, step), (same, take) in zip(steps, expected, strict=True):
+        for (actions, step), (same, expected_step) in zip(steps, expected, strict=True):
             np.testing.assert_array_equal(actions, same)
-            for mine, theirs in zip(step, take(), strict=True):
+            for mine, theirs in zip(step, expected_step, strict=True):
                 np.testing.assert_array_equal(mine, theirs)
     assert any((weights[0][name] != weights[-1][name]).any() for name in weights[0])
 

@@ -61,6 +61,15 @@ class ActingNetwork:
         """Drops the cached NumPy weights, because the weights change."""
         self._array_pass = None
 
+    def keep(self) -> Callable[[np.ndarray], np.ndarray]:
+        """Acts in NumPy with the present weights until `use` or `forget`, also while they change.
+
+        Returns the function that `array_pass` calls.
+        """
+        if self._array_pass is None:
+            self._array_pass = self.network.array_pass(self.vectors())
+        return self._array_pass
+
     def use(self, vectors: Mapping[str, np.ndarray]) -> None:
         """Acts in NumPy with these weight vectors, which must be the present ones."""
         self._array_pass = self.network.array_pass(vectors)
@@ -71,9 +80,7 @@ class ActingNetwork:
 
     def array_pass(self, observations: np.ndarray) -> np.ndarray:
         """The first output of the network, float32 [B, P], computed in NumPy with the present weights."""
-        if self._array_pass is None:
-            self._array_pass = self.network.array_pass(self.vectors())
-        return self._array_pass(observations)
+        return self.keep()(observations)
 
     def act(
         self, observations: np.ndarray, noise: np.ndarray, exploration: np.ndarray | Sequence[np.float32] = ()

@@ -326,6 +326,7 @@ class ReplayAgent(Agent):
             at_once=runtime.parts_at_once * runtime.local_replicas,
         )
         self._is_one_program = config.has_one_topology and runtime.is_one_cpu
+        self._acts_meanwhile = config.has_one_topology and self.acting.acts_in_arrays
         self._updates = tf.function(self._take_steps, jit_compile=self._is_one_program)
         self._compiled: dict[tuple[tuple[int, ...], ...], Callable] = {}
 
@@ -407,12 +408,8 @@ class ReplayAgent(Agent):
     # Learning
 
     def learning_in_background(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, `begin_gradient_steps` does not wait for the gradient steps, where that is faster.
-
-        This is faster if a call is one program, and gradient steps follow every env step. Otherwise
-        TensorFlow's second thread costs more time than it saves.
-        """
-        in_background = self._is_one_program and self._config.train_every <= self._config.num_envs
+        """Within it, `begin_gradient_steps` does not wait if NumPy acts meanwhile, on a CPU."""
+        in_background = self._is_one_program and self._acts_meanwhile
         return asynchronous() if in_background else contextlib.nullcontext()
 
     def prepare(
@@ -440,6 +437,9 @@ class ReplayAgent(Agent):
     def begin_gradient_steps(self, prepared: Prepared) -> PendingSteps:
         """Starts gradient steps, and returns a function that waits for them.
 
+        With a single env, a small network acts in NumPy, and acts with the weights before these gradient
+        steps until the function returns. Otherwise the agent acts with the newest weights at once.
+
         The function gives the sums of the metrics over these steps, the same on every worker, and the errors
         of each transition, float32 [count, B, b]. It raises TrainingError if a loss is not finite, which all
         replicas see at the same step.
@@ -448,8 +448,11 @@ class ReplayAgent(Agent):
         arguments, shapes, _, steps_done, count = prepared
         if shapes not in self._compiled:
             self._compiled[shapes] = self._updates.get_concrete_function(*arguments)
+        if self._acts_meanwhile:
+            self.acting.keep()
         done, sums, errors, vectors = self._compiled[shapes](*arguments)
-        self.acting.forget()
+        if not self._acts_meanwhile:
+            self._act_with(vectors)
 
         def results() -> tuple[dict[str, float], np.ndarray]:
             totals = dict(zip(self._reported, sums.numpy().tolist(), strict=True))
@@ -458,12 +461,19 @@ class ReplayAgent(Agent):
                 raise TrainingError(
                     f"{bad[0]} is not a finite number (gradient step {steps_done + int(done)})"
                 )
-            if self.acting.acts_in_arrays:
-                self.acting.use({name: vector.numpy() for name, vector in vectors.items()})
+            if self._acts_meanwhile:
+                self._act_with(vectors)
             rows = [e.numpy()[:count].reshape(count, -1, shapes[0][2]) for e in errors]
             return {f"train/{name}": value for name, value in totals.items()}, np.concatenate(rows, axis=1)
 
         return results
+
+    def _act_with(self, vectors: Weights) -> None:
+        """Acts with the new weights; `vectors` are of `_vectors_to_act`."""
+        if self.acting.acts_in_arrays:
+            self.acting.use({name: vector.numpy() for name, vector in vectors.items()})
+        else:
+            self.acting.forget()
 
     def progress(self, env_steps: int) -> dict[str, float]:
         """The metrics that depend only on the number of env steps: the learning rate."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -36,10 +36,6 @@ _COLUMNS = (
 )
 
 
-TakeStep = Callable[[], Step]
-"""Takes an env step with actions that were chosen; returns its result."""
-
-
 class OffPolicyLearner(EnvLearner):
     """One worker's share of the envs and of the replay.
 
@@ -67,7 +63,6 @@ class OffPolicyLearner(EnvLearner):
         )
         self._gradient_steps = 0  # of the run so far
         self._has_learned = False  # in this process
-        self._prepared: Prepared | None = None  # the next call of gradient steps
         self._pending: tuple[Prepared, PendingSteps] | None = None  # gradient steps under way
         self._sums: Counter[str] = Counter()  # of the metrics of all gradient steps of this iteration
         self._clock = dict.fromkeys(("learning", "replay"), 0.0)  # seconds of this iteration
@@ -75,9 +70,8 @@ class OffPolicyLearner(EnvLearner):
     def update(self) -> dict[str, float]:
         """Takes the env steps of an iteration and the gradient steps that are due. A collective.
 
-        A turn chooses the actions, takes the env step and stores the transition. Every --train-every env
-        steps, a turn also starts the gradient steps that are due, takes the env step, and waits for the
-        gradient steps. So the gradient steps do not see this turn's transition.
+        Every --train-every env steps, gradient steps from the transitions so far begin before the next
+        actions are chosen. They end before the gradient steps after them begin, and with the iteration.
         """
         config, session, replay, began = self._config, self._session, self.replay, time.perf_counter()
         session.phase("training")
@@ -85,19 +79,20 @@ class OffPolicyLearner(EnvLearner):
         before, env_steps = self._gradient_steps, self.steps_done
         rewards = np.zeros((config.steps_per_env, len(self.envs.indices)), np.float32)
         first = np.zeros(rewards.shape, bool)
-        self._prepared = None  # a new round may change the last row, and a resumed run has none either
         with self.agent.learning_in_background():
-            for t, (actions, take) in enumerate(self.envs.steps(session.step, self.agent, replay)):
+            steps = self.envs.steps(session.step, self.agent, replay)
+            for t in range(config.steps_per_env):
                 env_steps += config.num_envs  # after this step
                 learns = env_steps % config.train_every < config.num_envs
                 if learns:
                     self._begin_learning(env_steps)
-                step = take()
+                actions, step = next(steps)
                 rewards[t], first[t] = step.reward, step.first
                 replay.act(actions)
                 replay.show(step)
                 if learns:
-                    self._end_learning(env_steps)
+                    session.advance_to(env_steps)
+            self._finish_learning(env_steps)
         played = self._runtime.gather_envs(np.stack([rewards, first.astype(np.float32)]))
         self._episodes.add(played[0], played[1].astype(bool))
         seconds = time.perf_counter() - began
@@ -124,15 +119,16 @@ class OffPolicyLearner(EnvLearner):
         """Starts the gradient steps that are due after so many env steps; waits for all but the last call."""
         clock, due = self._clock, self._config.gradient_steps_due(env_steps)
         while self._gradient_steps < due:
+            if self._config.prioritized_replay:  # priorities depend on the errors
+                self._finish_learning(env_steps)
+            began = time.perf_counter()
+            prepared = self._prepare(env_steps)
+            clock["replay"] += time.perf_counter() - began
             self._finish_learning(env_steps)
             began = time.perf_counter()
-            prepared = self._prepared or self._prepare(env_steps)
-            self._prepared = None
-            started = time.perf_counter()
             self._pending = prepared, self.agent.begin_gradient_steps(prepared)
             self._gradient_steps += prepared.steps
-            clock["learning"] += time.perf_counter() - started
-            clock["replay"] += started - began
+            clock["learning"] += time.perf_counter() - began
 
     def _prepare(self, env_steps: int) -> Prepared:
         """The next call of gradient steps, of those that are due after so many env steps."""
@@ -163,19 +159,6 @@ class OffPolicyLearner(EnvLearner):
         if not self._has_learned:  # after random steps, thousands a second, turns may take seconds each
             self._has_learned = True
             self._session.console.progress.forget_pace(env_steps)
-
-    def _end_learning(self, env_steps: int) -> None:
-        """Draws the batches of the next turn while gradient steps are under way; then waits for these."""
-        config = self._config
-        # Not if more env steps come first, or if priorities depend on the errors of these gradient steps.
-        is_next = config.train_every <= config.num_envs and not config.prioritized_replay
-        later = env_steps + config.num_envs
-        if self._pending and is_next and self._gradient_steps < config.gradient_steps_due(later):
-            began = time.perf_counter()
-            self._prepared = self._prepare(later)
-            self._clock["replay"] += time.perf_counter() - began
-        self._finish_learning(env_steps)
-        self._session.advance_to(env_steps)
 
     def _least_share(self) -> float | None:
         """The least chance of a row to be drawn for its env, of all envs. A collective."""
@@ -240,11 +223,11 @@ class EnvSource:
 
     def steps(
         self, iteration: int, agent: ReplayAgent, replay: ReplayBuffer
-    ) -> Iterator[tuple[np.ndarray, TakeStep]]:
-        """Yields, for each step of an iteration, actions [B, *shape] and a function that takes the step.
+    ) -> Iterator[tuple[np.ndarray, Step]]:
+        """Shows the present observations to the replay; returns an iterator over the iteration's env steps.
 
-        The caller takes each step before it asks for the next actions. This method shows the first
-        observations to the replay; the caller stores all later results there.
+        The iterator chooses actions [B, *shape], takes the env step, and yields both; the caller stores them
+        in the replay.
         """
         raise NotImplementedError
 
@@ -290,14 +273,17 @@ class SyncEnvs(EnvSource):
 
     def steps(
         self, iteration: int, agent: ReplayAgent, replay: ReplayBuffer
-    ) -> Iterator[tuple[np.ndarray, TakeStep]]:
+    ) -> Iterator[tuple[np.ndarray, Step]]:
         """Chooses the actions of each step after the step before it was taken."""
+        replay.show(self._envs.observe())
+        return self._steps(iteration, agent)
+
+    def _steps(self, iteration: int, agent: ReplayAgent) -> Iterator[tuple[np.ndarray, Step]]:
         config = self._config
         sizes = (iteration, self.indices, config.steps_per_env)
         noise = rng.action_noise(config.seed, *sizes, agent.draw_noise)
         random = exploration.first_actions(config, iteration, self.indices)
         step = self._envs.observe()
-        replay.show(step)
         for t in range(config.steps_per_env):
             if self._correlated is not None:
                 noise[t] = self._correlated.next(noise[t], step.first)
@@ -306,12 +292,9 @@ class SyncEnvs(EnvSource):
             else:
                 env_steps = exploration.env_steps(config, iteration, t)
                 actions = agent.act(step.observation, noise[t], env_steps)
-            yield actions, functools.partial(self._take, actions)
+            self._envs.act(actions)
             step = self._envs.observe()
-
-    def _take(self, actions: np.ndarray) -> Step:
-        self._envs.act(actions)
-        return self._envs.observe()
+            yield actions, step
 
     def get_state(self) -> EnvStates:
         """The envs' present state."""
@@ -350,14 +333,13 @@ class PrefetchedEnvs(EnvSource):
 
     def steps(
         self, iteration: int, agent: ReplayAgent, replay: ReplayBuffer
-    ) -> Iterator[tuple[np.ndarray, TakeStep]]:
-        """Waits for the round, and requests later rounds; yields the actions and results of its steps."""
+    ) -> Iterator[tuple[np.ndarray, Step]]:
+        """Waits for the round, requests later rounds, and iterates over the round's steps."""
         self._rollout = self._prefetch.take(iteration, agent.get_weights())
         at = self._envs.began
         order = [at.indices.index(i) for i in self.indices]
         replay.resume_round(at.observations[order], at.first[order])
-        for actions, step in self._rollout.steps():
-            yield actions, functools.partial(lambda step: step, step)
+        return self._rollout.steps()
 
     def metrics(self, iteration: int, seconds: float) -> dict[str, float]:
         """The shares of an iteration of `seconds` for which learner and actors waited, and the lag."""
