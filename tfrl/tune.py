@@ -26,9 +26,7 @@ from tfrl.cli.streams import Unbreakable, console, tell
 from tfrl.config.actors import how_to_install_ray
 from tfrl.config.run import RLSettings
 from tfrl.evaluation.episodes import evaluation_columns
-from tfrl.remote import trial
-from tfrl.remote.settings import Sweep, plan, trial_name
-from tfrl.remote.trial import Outcome
+from tfrl.remote.trials import Outcome, Sweep, outcome, plan, trial_name
 from tfrl.run import files
 from tfrl.run.folder import locked, read_json
 from tfrl.training import command
@@ -78,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     files.make_folder(logdir)
 
     def outcomes() -> list[Outcome]:
-        return [trial.outcome(sweep, logdir, index) for index in range(len(sweep.trials))]
+        return [outcome(sweep, logdir, index) for index in range(len(sweep.trials))]
 
     with locked(logdir, does="sweeps", instead="--logdir"):
         _claim(logdir, sweep)

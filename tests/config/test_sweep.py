@@ -13,8 +13,7 @@ from tfrl import config as settings
 from tfrl import tune
 from tfrl.cli.errors import TrainingError
 from tfrl.cli.settings import to_yaml
-from tfrl.remote.settings import Sampled, plan
-from tfrl.remote.trial import Outcome
+from tfrl.remote.trials import Outcome, Sampled, plan
 
 CATCH = ["--env", "catch", "--torso", "linear"]
 PBT = {"scheduler": "pbt", "samples": ["lr=loguniform:1e-5,1e-2"], "flags": [*CATCH, "--eval-every", "1"]}

@@ -77,7 +77,7 @@ def test_an_interrupted_sweep_resumes_and_a_failed_trial_affects_no_other(tmp_pa
 @needs_tune
 def test_asha_compares_with_trials_that_ended_earlier(tmp_path):
     from tfrl.remote import sweep as on_ray
-    from tfrl.remote.settings import plan
+    from tfrl.remote.trials import plan
 
     flags = [*FLAGS, "--eval-every", "20"]
     options = {"trials": 1, "seed": 1, "scheduler": "asha", "metric": "eval_test/return"}

@@ -22,8 +22,19 @@ from typing import Any
 
 from tfrl.cli import signals
 from tfrl.remote.cluster import Cluster, end_with_parent
-from tfrl.remote.settings import Sampled, Sweep, trial_name
-from tfrl.remote.trial import Part, Trial, begin, current, failure_file, is_over, leave, rows_with
+from tfrl.remote.trials import (
+    Part,
+    Sampled,
+    Sweep,
+    Trial,
+    begin,
+    current,
+    failure_file,
+    is_over,
+    leave,
+    rows_with,
+    trial_name,
+)
 from tfrl.run import files
 from tfrl.run.folder import is_held
 from tfrl.run.metrics import PROGRESS_FILE

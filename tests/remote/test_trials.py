@@ -10,8 +10,7 @@ from checkpoints import assert_same_arrays, learner_arrays, save
 from launching import until
 
 from tfrl.cli.errors import TrainingError
-from tfrl.remote.settings import Sweep
-from tfrl.remote.trial import Part, Trial, begin, current, is_over, leave, outcome
+from tfrl.remote.trials import Part, Sweep, Trial, begin, current, is_over, leave, outcome
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.folder import LEFT_FILE
 
