@@ -32,7 +32,7 @@ SIGNALS = {ord("T"): signal.SIGTERM, ord("I"): signal.SIGINT, ord("K"): signal.S
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STARTED, SAVED = b"\x05", b"\x06"  # control characters that no text has (ENQ and ACK)
 _PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_LIBC = ctypes.CDLL(None)  # loaded here, because a forked process must not
 
 
 def main() -> int:
@@ -101,8 +101,7 @@ def main() -> int:
 
 def _begin_worker() -> None:
     """Called in the new process: it dies with its agent, and takes signals."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 

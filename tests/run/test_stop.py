@@ -179,11 +179,11 @@ def test_a_stop_file_is_obeyed_and_removed_and_a_folder_is_ignored(tmp_path):
     file = tmp_path / "stop"
     stop = StopRequest(file)
     stop.forget_file()
-    assert not stop.requested(), "there is none"
+    assert not stop.votes().any(), "there is none"
     file.touch()
     assert stop.votes().tolist() == [0.0, 0.0, 1.0]
     stop.forget_file()
-    assert not stop.requested() and not file.exists()
+    assert not stop.votes().any() and not file.exists()
     file.mkdir()
     stop.forget_file()
-    assert not stop.requested() and file.is_dir()
+    assert not stop.votes().any() and file.is_dir()

@@ -45,10 +45,10 @@ def test_on_amds_cpus_avx512_bf16_means_bfloat16(tmp_path, feature, expected):
     assert resolve_precision("auto", cpuinfo(tmp_path, "avx2", feature, maker="AuthenticAMD")) == expected
 
 
-def test_an_unknown_system_has_no_cpu_features(tmp_path):
-    assert machine.cpuinfo("flags", tmp_path) == ""
-    assert resolve_precision("auto", tmp_path) == "float32"
-    assert machine.cpuinfo("flags", cpuinfo(tmp_path, "bf16", name="Features")) == ""  # ARM's word
+def test_a_cpu_of_another_kind_has_no_such_features(tmp_path):
+    system = cpuinfo(tmp_path, "bf16", name="Features")  # ARM's word
+    assert machine.cpuinfo("flags", system) == ""
+    assert resolve_precision("auto", system) == "float32"
 
 
 def test_the_features_are_those_of_this_cpu():

@@ -122,10 +122,6 @@ class StopRequest:
         """True after a signal: the run will stop. A stop file, however, may be removed again."""
         return bool(self.exit_code)
 
-    def requested(self) -> bool:
-        """True if this worker was told to stop."""
-        return self.signalled or self._stop_file.is_file()
-
     def forget_file(self) -> None:
         """Removes the `stop` file. A folder of that name has no effect."""
         if self._stop_file.is_file():
@@ -133,7 +129,7 @@ class StopRequest:
 
     def votes(self) -> np.ndarray:
         """This worker's vote, float32 [NUM_VOTES]: 1 for its request to stop, otherwise 0."""
-        wanted = self.requested()
+        wanted = self.signalled or self._stop_file.is_file()
         return np.array([wanted and self.exit_code == code for code in _CODES], np.float32)
 
 

@@ -24,8 +24,7 @@ def memory(system: Path = _ROOT) -> int:
 
 def cores(system: Path = _ROOT) -> int:
     """Cores, rounded up."""
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limits = [float(here)]
+    limits = [float(len(os.sched_getaffinity(0)))]
     for group, version in _groups("cpu", system):
         names = ["cpu.max"] if version == 2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
         numbers = [number for name in names for number in _numbers(group / name)]
@@ -36,11 +35,7 @@ def cores(system: Path = _ROOT) -> int:
 
 def cpuinfo(name: str, system: Path = _ROOT) -> str:
     """A field of the first core in /proc/cpuinfo, such as `flags` or `vendor_id`; or an empty text."""
-    try:
-        lines = (system / "proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        return ""
-    fields = (line.partition(":") for line in lines)
+    fields = (line.partition(":") for line in (system / "proc/cpuinfo").read_text().splitlines())
     return next((value.strip() for key, _, value in fields if key.strip() == name), "")
 
 
@@ -52,7 +47,7 @@ def _groups(controller: str, system: Path) -> Iterator[tuple[Path, int]]:
     """
     try:
         lines = (system / "proc/self/cgroup").read_text().splitlines()
-    except OSError:  # not Linux
+    except OSError:  # a kernel without control groups
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
