@@ -91,8 +91,8 @@ class ActionDistribution(ABC):
         return actions
 
     def as_env_takes(self, actions: tf.Tensor) -> tf.Tensor:
-        """`ActionSpec.as_env_takes` of actions [B, *shape]; overridden if they change."""
-        return actions
+        """`ActionSpec.as_env_takes` of actions [B, *shape]."""
+        return self.action_spec.as_env_takes(actions)
 
 
 class Categorical(Distribution):
@@ -134,7 +134,6 @@ class CategoricalActions(ActionDistribution):
     def __init__(self, action_spec: Discrete) -> None:
         super().__init__(action_spec)
         self.parameters_size, self.noise_size = action_spec.n, 1
-        self._start = action_spec.start
 
     def __call__(self, parameters: tf.Tensor) -> Categorical:
         """The distribution of logits float32 [B, A]."""
@@ -161,10 +160,6 @@ class CategoricalActions(ActionDistribution):
     def encoded(self, actions: tf.Tensor) -> tf.Tensor:
         """One-hot vectors, float32 [B, A], of actions int32 [B]."""
         return tf.one_hot(actions, self.parameters_size)
-
-    def as_env_takes(self, actions: tf.Tensor) -> tf.Tensor:
-        """Actions int32 [B], counted from `Discrete.start`."""
-        return actions + self._start if self._start else actions
 
 
 def _shifted(logits: np.ndarray) -> np.ndarray:
