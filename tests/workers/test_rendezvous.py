@@ -220,6 +220,20 @@ def test_a_silent_worker_counts_as_missing_and_its_successor_is_accepted(monkeyp
     assert [attempt.result() for attempt in (Attempt(cluster[1]), second, chief)] == [None] * 3
 
 
+def test_a_worker_that_pauses_before_it_hears_the_go_ahead_is_waited_for(monkeypatch):
+    monkeypatch.setattr(rendezvous, "SILENT_AFTER", 0.5)
+    cluster = configs(3)
+    chief, second = Attempt(cluster[0]), Attempt(cluster[2])
+    until(lambda: chief.lines and cluster[0].name(2) not in chief.lines[-1])
+    for _ in range(2):  # it has to ask again, because it came last
+        assert ask(chief, cluster[0], hello(cluster[0], 1))["missing"] == []
+    until(lambda: second.done)  # it has heard "go"
+    time.sleep(1.0)
+    assert not chief.done
+    assert "go" in ask(chief, cluster[0], hello(cluster[0], 1))
+    assert [second.result(), chief.result()] == [None, None]
+
+
 def test_a_worker_that_died_before_the_last_one_came_is_waited_for():
     cluster = configs(3)
     chief = Attempt(cluster[0])

@@ -40,7 +40,8 @@ from tfrl.workers.tf_config import PortTakenError, TFConfig, reserve_port, split
 ASK_EVERY = 0.3  # seconds between two questions of a worker
 SILENT_AFTER = 3.0  # a worker that has asked nothing for so many seconds counts as missing
 MESSAGE_WITHIN = 2.0  # seconds for a message to arrive
-FAREWELL = 2.0  # seconds for the workers to hear the chief's last word
+GO_WITHIN = 30.0  # seconds for every worker to hear "go", also one that has no time on a busy machine
+FAREWELL = 2.0  # seconds for the workers that still ask to hear why the start fails
 REPORT_AFTER, REPORT_EVERY = 2.0, 5.0  # seconds until the first line about missing workers, and between lines
 LONGEST_LINE = 1 << 20  # bytes
 CLUSTER_KEY = "TF_CONFIG cluster"
@@ -214,19 +215,16 @@ class _Chief:
             while waited_for := self._waited_for():
                 patience.wait_for(waited_for)
                 self._serve()
-            self._last_word = {"go": True}
+            self._last_word, listeners, seconds = {"go": True}, set(self._came), GO_WITHIN
         except PeerError as late:
             error = self._disagreement() or late
             self._last_word = {"error": str(error), "again": isinstance(error, PeerError)}
-        end = time.monotonic() + FAREWELL
-        while not self._has_told_all() and time.monotonic() < end:
+            listeners, seconds = set(self._here()), FAREWELL
+        end = time.monotonic() + seconds
+        while not self._told >= listeners and time.monotonic() < end:
             self._serve()
         if error is not None:
             raise error
-
-    def _has_told_all(self) -> bool:
-        with self._lock:
-            return self._told.issuperset(self._here())
 
     def _serve(self) -> None:
         """Accepts the connection that comes within a moment, if one comes."""
