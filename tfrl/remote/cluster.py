@@ -93,11 +93,6 @@ class Cluster:
         """The address by which other processes join it."""
         return ray.get_runtime_context().gcs_address
 
-    @property
-    def is_shared(self) -> bool:
-        """True if others may have processes on it."""
-        return self._folder is None and LEARNER not in os.environ
-
     def check(self) -> None:
         """Raises an error if Ray itself has died. Ray will soon end this process, without a message.
 

@@ -163,9 +163,8 @@ class SupervisedActor:
     def _look_at_start(self) -> None:
         """Ends the wait if the run was told to stop, and says once that Ray may have no CPU."""
         self._hooks.raise_if_stopped()
-        waits = self._deaths or self._hooks.cluster.is_shared  # others may have taken its CPU
-        late = waits and time.monotonic() - self._started > _LATE_SECONDS
-        if late and not self._told_late and free_cpus(1, within=0) < 1:
+        late = time.monotonic() - self._started > _LATE_SECONDS
+        if late and not self._told_late and free_cpus(1, within=0) < 1:  # others may have taken its CPU
             self._hooks.tell(f"{self._name} still starts, or waits until Ray has a CPU free for it")
             self._told_late = True
 
@@ -206,13 +205,9 @@ class SupervisedActor:
             raise TrainingError(f"{self._name} {reason}, {self._deaths} times in a row without a result")
         self._hooks.tell(f"{self._name} {reason}; another process replaces it and repeats its part")
         self.kill()
-        free = free_cpus(1)
         self._start()
         self._answered = 0
         self._results = [getattr(self._process, name).remote(*given) for name, given in self._orders]
-        if free < 1:
-            self._hooks.tell(f"{self._name} waits until Ray has a CPU free for it")
-            self._told_late = True
 
     def kill(self) -> None:
         """Ends the process; on this machine also one that is stopped (SIGSTOP) and cannot hear Ray."""
