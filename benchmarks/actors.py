@@ -27,10 +27,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command
-from tfrl.algorithms.impala import READER
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT
-from tfrl.config import actors
+from tfrl.config import actors, reader
+
+READER = reader("impala")
 
 _TRACED = 3  # updates that do not count
 _SLOW = "--env benchmarks.slow_env:tfrl/Slow-v0 --num-envs 16 --num-steps 64 --num-minibatches 1"

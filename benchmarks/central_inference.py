@@ -20,11 +20,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command
-from tfrl.algorithms.reinforce import READER, Config
+from tfrl.algorithms.reinforce import Config
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import coerce
 from tfrl.cli.settings import COUNT
 from tfrl.cli.streams import quiet_start
+from tfrl.config import reader
+
+READER = reader("reinforce")
 
 _WARM_UP = 20  # steps that are not counted
 _RUN_UPDATES = 12  # at the least, of the run, whose first two are not counted

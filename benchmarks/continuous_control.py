@@ -31,9 +31,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command, peers, speed, training, update_floor
-from tfrl.algorithms import ppo
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, Range
+from tfrl.config import reader
 
 _ENV = "InvertedDoublePendulum-v5"
 _CONTESTS = {"torchrl": (1000, ("torchrl",)), "cleanrl": (2048, ("cleanrl", "sb3"))}
@@ -92,7 +92,7 @@ def _check(options: Options) -> None:
     command.check_program(options.peer_python, "--peer-python")
     command.seeds(options.seeds)
     for preset in _CONTESTS:
-        ppo.READER.parse(["--preset", preset, "--precision", options.precision])
+        reader("ppo").parse(["--preset", preset, "--precision", options.precision])
     if options.learn and not options.torchrl:
         raise UserError("--learn compares with TorchRL's script: name it by --torchrl.")
 

@@ -35,10 +35,11 @@ from benchmarks.disturbed_run import DisturbedRun
 from benchmarks.process_tree import ACTOR, family, kill_family, named, wait_until_gone
 from benchmarks.ray_nodes import Node, Nodes
 from benchmarks.trials import BATCH, Trial
-from tfrl.algorithms.impala import READER
 from tfrl.cli.errors import TrainingError
 from tfrl.cli.settings import COUNT, Range
-from tfrl.config import actors
+from tfrl.config import actors, reader
+
+READER = reader("impala")
 
 FAULTS = {"kill": 20, "hang": 5, "learner": 5, "driver": 5, "term": 5, "node": 5}
 """Faults, and how many trials of each there are by default."""

@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command, namespaces
-from tfrl.algorithms import ppo
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, NOT_NEGATIVE, POSITIVE
+from tfrl.config import reader
 
 _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
 _LINKS = (10, 25, 100)  # Gb/s
@@ -104,7 +104,7 @@ def main(options: Options) -> None:
 
 def _check(options: Options) -> None:
     """Raises UserError for what would fail after minutes."""
-    ppo.parse(_flags(2, options))
+    reader("ppo_procgen").parse(_flags(2, options))
     if options.out and not os.access(Path(options.out).parent, os.W_OK):
         folder = Path(options.out).parent
         raise UserError(f"--out {options.out} cannot be written: {folder} is no folder to write in.")

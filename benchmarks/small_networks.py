@@ -30,6 +30,7 @@ from rich.table import Table
 from benchmarks import command
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT
+from tfrl.config import reader
 
 _FLOOR = "gradient steps alone"
 _FEW = 200  # calls of what takes microseconds
@@ -137,7 +138,6 @@ def _calls(learner: Any) -> dict[str, float]:
 
 
 def _make_learner(preset: str, folder: Path) -> Any:
-    from tfrl.algorithms import ppo
     from tfrl.algorithms.ppo import PPOAgent
     from tfrl.run.console import Console as Progress
     from tfrl.run.session import Session
@@ -147,7 +147,7 @@ def _make_learner(preset: str, folder: Path) -> Any:
     from tfrl.workers.watchdog import Watchdog
 
     where = ["--logdir", str(folder), "--run-name", "run", "--precision", "float32"]
-    config = ppo.READER.parse(["--preset", preset, *where])
+    config = reader("ppo").parse(["--preset", preset, *where])
     runtime = strategy.make(config, None)
     watchdog = Watchdog(folder / "heartbeats", ("here",), 0, stall_timeout=0.0)
     stop = StopRequest(folder / "stop")

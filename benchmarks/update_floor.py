@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import command
-from tfrl.algorithms import ppo
+from tfrl.config import reader
 from tfrl.envs import registry
 
 
@@ -33,7 +33,7 @@ def measure(preset: str, seconds: float, *, compiled: bool) -> float:
     import tensorflow as tf  # isort: skip
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    config = ppo.READER.parse(["--preset", preset])
+    config = reader("ppo").parse(["--preset", preset])
     update = _update(tf, config, compiled)
     update()
     times, end = [], time.perf_counter() + seconds

@@ -12,7 +12,7 @@ from pathlib import Path
 from tfrl import __version__
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
-from tfrl.config import ALGORITHMS, reader
+from tfrl.config import ALGORITHMS
 from tfrl.envs import callables
 
 COMMANDS = (
@@ -45,9 +45,9 @@ def script() -> None:
 def _command(name: str) -> Callable[[Sequence[str]], int]:
     """The `main` of the command `tfrl.NAME`, or of a user's algorithm `module:Class`. Raises UserError."""
     if callables.is_name(name):
-        from tfrl.training.command import Command
+        from tfrl.training.command import of_algorithm
 
-        return Command(reader(name), callables.find(name))
+        return of_algorithm(name)
     known = [module.removeprefix("tfrl.") for module in COMMANDS if module.startswith("tfrl.")]
     if name.replace("-", "_") not in known:
         raise UserError(f"there is no command {name}; known: {', '.join(known)}.")

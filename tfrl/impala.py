@@ -1,10 +1,10 @@
 """python -m tfrl.impala: train IMPALA; envs are stepped while the network learns."""
 
-from tfrl.algorithms.impala import READER, ImpalaAgent
+from tfrl.algorithms.impala import ImpalaAgent
 from tfrl.cli import endings
 from tfrl.training.command import Command
 
-main = Command(READER, ImpalaAgent)
+main = Command(ImpalaAgent)
 
 if __name__ == "__main__":
     endings.run(main)

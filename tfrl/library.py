@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from tfrl.cli import signals
 from tfrl.cli.errors import SettingsError, TrainingError, UserError
 from tfrl.cli.flags import coerce, flag, nearest
 from tfrl.cli.streams import quiet_start
-from tfrl.config import ALGORITHMS, reader_of_class, run_folder
+from tfrl.config import run_folder
 from tfrl.config.run import RLSettings
 from tfrl.envs import callables, observations, registry
 from tfrl.envs.subprocesses import ENV_PROCESS
@@ -103,7 +102,9 @@ def train(
                 "this process only steps envs and has imported your program for that: put the call of "
                 'tfrl.train under `if __name__ == "__main__":`.'
             )
-        command = _command(algorithm)
+        from tfrl.training.command import of_algorithm
+
+        command = of_algorithm(algorithm.replace("-", "_") if isinstance(algorithm, str) else algorithm)
         named = [each for each in callbacks if isinstance(each, str)]
         settings |= {} if network is None else _torsos(network)
         values = _values(command, env, settings | ({"callbacks": named} if named else {}))
@@ -118,20 +119,6 @@ def train(
     elif code:
         raise TrainingError(f"the run in {config.run_dir} failed with exit code {code}.")
     return Run(config.run_dir)
-
-
-def _command(algorithm: str | type) -> Command:
-    """The command that trains an algorithm."""
-    if isinstance(algorithm, type):
-        from tfrl.training.command import Command
-
-        return Command(reader_of_class(algorithm), algorithm)
-    name = str(algorithm).replace("-", "_").lower()
-    known = ("ppo_procgen", *ALGORITHMS)
-    if name not in known:
-        hint = nearest(name, known)
-        raise UserError(f"there is no algorithm {algorithm!r}{hint}; known: {', '.join(known)}.")
-    return importlib.import_module(f"tfrl.{name}").main
 
 
 def _values(command: Command, env: str | MakeEnv | None, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """python -m tfrl.ppg: train phasic policy gradient, which learns values and policy in turns, on procgen."""
 
-from tfrl.algorithms.ppg import READER, PPGAgent
+from tfrl.algorithms.ppg import PPGAgent
 from tfrl.cli import endings
 from tfrl.training.command import Command
 
-main = Command(READER, PPGAgent)
+main = Command(PPGAgent)
 
 if __name__ == "__main__":
     endings.run(main)

@@ -1,10 +1,10 @@
 """python -m tfrl.ppo: train PPO on any env."""
 
-from tfrl.algorithms.ppo import READER, PPOAgent
+from tfrl.algorithms.ppo import PPOAgent
 from tfrl.cli import endings
 from tfrl.training.command import Command
 
-main = Command(READER, PPOAgent)
+main = Command(PPOAgent)
 
 if __name__ == "__main__":
     endings.run(main)

@@ -1,10 +1,10 @@
 """python -m tfrl.sac: train SAC on any env."""
 
-from tfrl.algorithms.sac import READER, SACAgent
+from tfrl.algorithms.sac import SACAgent
 from tfrl.cli import endings
 from tfrl.training.command import Command
 
-main = Command(READER, SACAgent)
+main = Command(SACAgent)
 
 if __name__ == "__main__":
     endings.run(main)

@@ -228,5 +228,5 @@ def check_dataset(name: str) -> None:
         )
 
 
-READER = Reader(Config, "Train a network of the zoo on labelled images.", {}, "python -m resnet.train")
+READER = Reader(Config, "Train a network of the zoo on labelled images.", "python -m resnet.train")
 parse, from_yaml = READER.parse, READER.from_yaml

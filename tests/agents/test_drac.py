@@ -10,6 +10,7 @@ from processes import results, rows
 from refusals import refusal
 
 from tfrl.algorithms import drac
+from tfrl.config import reader
 from tfrl.ops import augment
 from tfrl.run import rng
 
@@ -295,4 +296,4 @@ def test_grey_and_long_images_have_fewer_augmentations():
     ],
 )
 def test_what_cannot_be_augmented_is_refused(flags, words):
-    assert words in refusal(drac.READER.parse, flags)
+    assert words in refusal(reader("drac").parse, flags)

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 from learners import Present
 
-from tfrl.algorithms.ppo import READER
+from tfrl.config import reader
+
+READER = reader("ppo")
+
 
 FLAGS = "--num-envs 8 --num-steps 48 --num-minibatches 4 --epochs 2 --seed 3 --total-steps 100_000"
 LIMITED = "made_envs:made/Hidden-v0"  # ends by chance, or after 60 steps; rewards from -0.2 to 0.2

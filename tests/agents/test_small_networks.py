@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrl.algorithms import ppo
+from tfrl.config import reader
 from tfrl.envs.spec import ArraySpec
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
@@ -18,7 +18,7 @@ SHORT = [
 
 def make(tmp_path, *flags):
     """A learner without its trainer."""
-    return learners.make(ppo.READER.parse([*flags, "--logdir", str(tmp_path), "--run-name", "run"]))
+    return learners.make(reader("ppo").parse([*flags, "--logdir", str(tmp_path), "--run-name", "run"]))
 
 
 def said(agent, observations, noise):

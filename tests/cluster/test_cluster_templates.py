@@ -14,7 +14,7 @@ import yaml
 from recipes import CLUSTER, ROOT, configs_of, run, write_tool
 
 from cluster import launch
-from tfrl.algorithms import impala
+from tfrl.config import reader
 from tfrl.workers import tf_config
 
 MANIFESTS = sorted((CLUSTER / "kubernetes").glob("*.yaml"))
@@ -249,7 +249,7 @@ def test_the_rayjob_is_what_the_operator_expects_and_has_a_cpu_for_each_actor():
     spec = job["spec"]
     python, module, command, *flags = shlex.split(spec["entrypoint"])
     assert (python, module, command) == ("python", "-m", "tfrl.impala")
-    config = impala.READER.parse(flags)
+    config = reader("impala").parse(flags)
     groups = spec["rayClusterSpec"]["workerGroupSpecs"]
     assert config.actors == sum(int(g["rayStartParams"]["num-cpus"]) * g["replicas"] for g in groups)
     head = spec["rayClusterSpec"]["headGroupSpec"]

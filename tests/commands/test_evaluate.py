@@ -19,9 +19,9 @@ from refusals import refusal
 from scripted import Acting, scripted, still
 
 from tfrl import evaluate, record
-from tfrl.algorithms.ppo import Config, parse
+from tfrl.algorithms.ppo import Config
 from tfrl.cli.errors import UserError
-from tfrl.config import of_run
+from tfrl.config import of_run, reader
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 from tfrl.evaluation import policy
@@ -29,6 +29,8 @@ from tfrl.evaluation.episodes import level_spec, play
 from tfrl.reporting import video
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.rng import Use
+
+parse = reader("ppo_procgen").parse
 
 
 def test_statistics_of_an_evaluation(monkeypatch):

@@ -10,11 +10,13 @@ from learners import build_actor_critic
 from made_runs import COLUMNS
 from processes import Answer, assert_refused, results, rows, train, train_here
 
-from tfrl.algorithms.ppo import from_yaml
 from tfrl.cli.errors import TrainingError
+from tfrl.config import reader
 from tfrl.envs.registry import make
 from tfrl.envs.spec import EnvSpec
 from tfrl.run.results import weights_sha256
+
+from_yaml = reader("ppo_procgen").from_yaml
 
 CATCH = "--env catch --torso cookbook --precision float32 --num-levels 0 --num-envs 32 --num-steps 18"
 CATCH += " --num-minibatches 2 --epochs 6 --lr 4e-3 --anneal-lr --gamma 0.9"

@@ -4,7 +4,7 @@ import pytest
 from processes import Answer, assert_refused
 from refusals import refusal
 
-from tfrl.algorithms import ppg
+from tfrl.config import reader
 
 
 @pytest.mark.parametrize(
@@ -21,26 +21,26 @@ from tfrl.algorithms import ppg
     ],
 )
 def test_impossible_settings_are_refused(flags, words):
-    assert words in refusal(ppg.READER.parse, flags)
+    assert words in refusal(reader("ppg").parse, flags)
 
 
 @pytest.mark.parametrize(("replicas", "rows"), [(1, 4), (2, 2), (3, 4), (4, 1)])
 def test_auxiliary_parts_divide_the_share_of_a_replica(replicas, rows):
     flags = "--env catch --num-envs 4 --num-steps 48 --num-minibatches 8 --aux-minibatches 16 --micro-batch 4"
-    step = ppg.READER.parse(flags.split()).auxiliary_step(replicas)
+    step = reader("ppg").parse(flags.split()).auxiliary_step(replicas)
     assert (step.rows_per_step, step.micro_batch) == (12, rows)
     assert step.rows_per_step // replicas % step.micro_batch == 0
 
 
 def test_help_has_learners_and_no_actors(capsys):
     with pytest.raises(SystemExit):
-        ppg.READER.parse(["--help-all"])
+        reader("ppg").parse(["--help-all"])
     said = capsys.readouterr().out
     assert "--learners" in said and "--actors" not in said and "--lag" not in said
 
 
 def test_the_hard_preset_of_ppg_has_no_unseen_levels():
-    config = ppg.READER.parse(["--preset", "openai-hard"])
+    config = reader("ppg").parse(["--preset", "openai-hard"])
     assert (config.num_levels, config.total_steps, config.num_envs) == (0, 100_000_000, 256)
     assert config.distribution_mode == "hard" and not config.has_unseen_levels
 

@@ -8,8 +8,12 @@ from refusals import refusal
 
 from resnet.supervised import config as supervised
 from tfrl import config as settings
-from tfrl.algorithms.ppo import PRESETS, READER, parse
+from tfrl.algorithms.ppo import PRESETS
 from tfrl.cli.settings import to_yaml
+from tfrl.config import reader
+
+READER = reader("ppo")
+parse = reader("ppo_procgen").parse
 
 PIXELS = "made_envs:made/Pixels-v0"  # shows images of 8 x 6
 
@@ -196,7 +200,7 @@ def test_a_file_of_another_trainer_is_refused(tmp_path):
         sentence = f"{path} has settings of {named}, not of ppo; use python -m tfrl {named}."
         assert refusal(READER.parse, ["--config", str(path)]) == sentence
         assert refusal(parse, ["--config", str(path)]) == sentence
-    known = f"there is no algorithm {named!r}; known: {', '.join(settings.ALGORITHMS)}."
+    known = f"there is no algorithm {named!r}; known: ppo_procgen, {', '.join(settings.ALGORITHMS)}."
     assert refusal(settings.from_yaml, path) == known
 
 
@@ -211,8 +215,8 @@ def test_a_file_without_an_algorithm_is_read_as_ppos(tmp_path):
 def test_a_gymnasium_env_is_known_without_tensorflow():
     program = """
 import sys
-from tfrl.algorithms.ppo import READER
-READER.parse(["--env", "InvertedDoublePendulum-v5"])
+from tfrl.config import reader
+reader("ppo").parse(["--env", "InvertedDoublePendulum-v5"])
 print(*sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -13,11 +13,17 @@ from refusals import refusal
 import resnet.supervised.config
 from tfrl import __main__ as overview
 from tfrl import config
-from tfrl.algorithms.ppo import PRESETS, PROCGEN_READER, READER, Config, from_yaml, parse
+from tfrl.algorithms.ppo import PRESETS, Config
 from tfrl.cli import endings
 from tfrl.cli.settings import to_yaml
+from tfrl.config import reader
 from tfrl.envs import registry
 from tfrl.experience.rollout import check_memory
+
+PROCGEN_READER = reader("ppo_procgen")
+READER = reader("ppo")
+from_yaml = reader("ppo_procgen").from_yaml
+parse = reader("ppo_procgen").parse
 
 
 def settings_file(folder, text: str) -> str:

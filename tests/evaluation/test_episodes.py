@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from scripted import Acting, scripted, still
 
-from tfrl.algorithms.ppo import Config, parse
+from tfrl.algorithms.ppo import Config
 from tfrl.cli.errors import UserError
+from tfrl.config import reader
 from tfrl.envs import registry
 from tfrl.envs.registry import LEVEL_SETS
 from tfrl.envs.spec import EnvSpec
@@ -13,6 +14,8 @@ from tfrl.evaluation import episodes
 from tfrl.evaluation.episodes import GAP, level_spec, play, split_episodes, with_gap
 from tfrl.run import rng
 from tfrl.run.rng import Use
+
+parse = reader("ppo_procgen").parse
 
 
 def test_short_episodes_do_not_count_more_often(monkeypatch):

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from refusals import refusal
 
-from tfrl.algorithms.dqn import READER as DQN
 from tfrl.cli.errors import UserError
+from tfrl.config import reader
 from tfrl.envs.spec import ArraySpec, Box, Discrete, Step
 from tfrl.experience.replay import ReplayBuffer, check_memory, in_words, replay_bytes
 from tfrl.workers import machine, tf_config
+
+DQN = reader("dqn")
 
 GAMMA = 0.9
 

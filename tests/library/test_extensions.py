@@ -16,7 +16,7 @@ from processes import ROOT
 
 import tfrl
 from tfrl.envs import facts
-from tfrl.library import _command
+from tfrl.training.command import of_algorithm
 
 sys.path.append(str(ROOT / "examples"))
 from own_algorithm import A2C  # noqa: E402
@@ -83,7 +83,7 @@ def test_its_settings_are_presets_defaults_and_its_own(runs):
     assert text.startswith("algorithm: own_algorithm:A2C\n") and "optimizer: rmsprop" in text
     assert "callbacks: test_extensions:Counter" in text
     assert runs["one"].results["algorithm"] == "own_algorithm:A2C"
-    assert _command(A2C).reader.of_values({}).run_name == "A2C-CartPole-v1-seed1"
+    assert of_algorithm(A2C).reader.of_values({}).run_name == "A2C-CartPole-v1-seed1"
 
 
 def test_a_step_is_that_of_a_plain_policy_gradient(runs):

@@ -12,7 +12,6 @@ import tensorflow as tf
 from learners import build_actor_critic
 
 import resnet
-import tfrl.algorithms.ppo as ppo
 from resnet import evaluate
 from resnet.supervised import classifier
 from resnet.supervised.classifier import Classifier
@@ -21,6 +20,7 @@ from resnet.supervised.data import Dataset, Pass, Share, Split, epoch_order
 from resnet.supervised.learner import ImageLearner
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
+from tfrl.config import reader
 from tfrl.envs.spec import ArraySpec, Discrete
 from tfrl.networks import weights
 from tfrl.networks.array_policy import variable_name
@@ -280,7 +280,7 @@ def test_images_are_standardised_as_tensorflow_does_it():
 
 def test_a_run_on_standardised_images_gives_no_torso(folder):
     code, _ = run(folder, "standardised", per_image_standardization=True)
-    settings = ppo.READER.parse(
+    settings = reader("ppo").parse(
         ["--env", "coinrun", "--torso", "cookbook", "--torso-weights", str(folder / "standardised")]
     )
     with pytest.raises(UserError, match="was trained on standardised images"):
@@ -337,12 +337,12 @@ def test_weights_of_another_width_are_refused_before_tensorflow_and_by_their_sha
     with pytest.raises(UserError, match=r"kernel has shape \(3, 3, 3, 32\).*--torso-width"):
         weights.torso_vectors(agent("impala"), str(tmp_path))
     flags = ["--torso-weights", str(tmp_path)]
-    settings = ppo.parse(flags)
+    settings = reader("ppo_procgen").parse(flags)
     weights.check_torso(settings)  # there is nothing but the weights
     (tmp_path / "config.yaml").write_text(to_yaml(parse(["--model", "impala", "--width", "2"])))
     with pytest.raises(UserError, match=r"give --torso impala --torso-width 2, .* of impala and 1\.$"):
         weights.check_torso(settings)
-    weights.check_torso(ppo.parse([*flags, "--torso-width", "2"]))
+    weights.check_torso(reader("ppo_procgen").parse([*flags, "--torso-width", "2"]))
 
 
 def test_the_time_left_is_shown_before_the_first_metrics(folder):

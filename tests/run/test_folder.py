@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 from refusals import refusal
 
-from tfrl.algorithms.ppo import Config, from_yaml, parse
+from tfrl.algorithms.ppo import Config
 from tfrl.cli.settings import to_yaml
+from tfrl.config import reader
 from tfrl.run import folder
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.files import write
 from tfrl.run.folder import check_run_folder
+
+from_yaml = reader("ppo_procgen").from_yaml
+parse = reader("ppo_procgen").parse
 
 
 def check_run(config):

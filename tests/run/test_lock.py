@@ -12,12 +12,15 @@ import pytest
 import tensorflow  # noqa: F401 - conftest.py then splits the CPU
 from processes import PATIENCE, ROOT, Answer, Training, rows, steps_done, train_here
 
-from tfrl.algorithms.ppo import Config, from_yaml
+from tfrl.algorithms.ppo import Config
 from tfrl.cli.errors import PeerError, UserError
 from tfrl.cli.settings import to_yaml
+from tfrl.config import reader
 from tfrl.run import folder as folders
 from tfrl.run.folder import LOCK_FILE, is_held, locked, take_run
 from tfrl.workers import tf_config
+
+from_yaml = reader("ppo_procgen").from_yaml
 
 CATCH = "--env catch --torso cookbook --precision float32 --num-levels 0 --num-envs 16 --num-steps 16"
 CATCH = [*CATCH.split(), "--num-minibatches", 4, "--epochs", 1, "--checkpoint-every", 2, "--eval-episodes", 2]

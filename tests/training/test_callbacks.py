@@ -18,6 +18,7 @@ from learners import train
 from scripted import Acting
 
 import tfrl
+from tfrl.config import reader
 from tfrl.envs import registry
 from tfrl.evaluation import policy
 from tfrl.evaluation.episodes import evaluation_results, level_spec, play
@@ -107,11 +108,10 @@ def test_each_level_set_is_played_on_its_own_levels(small, learner):
 @pytest.mark.parametrize("env", ["CartPole-v1", pytest.param("Pendulum-v1", marks=pytest.mark.long)])
 def test_evaluations_of_vector_envs_are_printed_and_plotted(env, tmp_path, capfd):
     """Each evaluation gives a row of a table and a point of a curve."""
-    from tfrl.algorithms import ppo
 
     flags = f"--env {env} --total-steps 512 --num-envs 8 --num-steps 32 --num-minibatches 4 --epochs 1"
     flags += f" --eval-every 1 --eval-episodes 2 --precision float32 --logdir {tmp_path}"
-    assert train(ppo.READER.parse(flags.split())) == 0
+    assert train(reader("ppo").parse(flags.split())) == 0
     run = runs.load(tmp_path / f"{env}-seed1")
     said = capfd.readouterr().out
     spread = r"(-?[\d.]+) \u00b1 ([\d.]+)"

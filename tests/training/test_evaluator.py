@@ -4,9 +4,11 @@ import signal
 
 import pytest
 
-from tfrl.algorithms.ppo import parse
 from tfrl.cli.settings import to_yaml
+from tfrl.config import reader
 from tfrl.run.checkpoint import CheckpointStore
+
+parse = reader("ppo_procgen").parse
 
 
 @pytest.mark.parametrize(

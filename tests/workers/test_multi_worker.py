@@ -37,11 +37,13 @@ from worker_pair import (
 from benchmarks import namespaces
 from cluster.places import free_ports
 from tfrl import evaluate
-from tfrl.algorithms.ppo import parse
 from tfrl.cli.settings import to_yaml
+from tfrl.config import reader
 from tfrl.envs.registry import LEVEL_SETS
 from tfrl.evaluation import policy
 from tfrl.run.checkpoint import CheckpointStore
+
+parse = reader("ppo_procgen").parse
 
 
 def events(event_file, tag):

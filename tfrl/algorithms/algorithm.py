@@ -6,7 +6,7 @@ CONTRIBUTING.md says how to add an algorithm.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -31,12 +31,18 @@ class Agent:
       runtime: the strategy and this worker's place in it.
 
     Attributes:
+      settings: the dataclass of its settings.
+      defaults: settings that win over the presets, for an algorithm that shares the dataclass of another one.
+      env: the env of a command line that names none.
       metric_names: the names of the metrics of an update, such as `train/NAME`, in the order of progress.csv.
       network: the network.
       learning: its weights and gradient steps.
       acting: chooses actions on one device, with the weights of `learning`.
     """
 
+    settings: ClassVar[type[RLSettings]]
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    env: ClassVar[str] = "CartPole-v1"
     metric_names: tuple[str, ...]
     network: Network
     learning: DataParallel

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from tfrl.algorithms.replay import TASKS, ReplayAgent, ReplayLearning, ReplaySettings, Rows
-from tfrl.cli.settings import COUNT, NOT_NEGATIVE, Range, Reader
+from tfrl.cli.settings import COUNT, NOT_NEGATIVE, Range
 from tfrl.config.actors import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Task, Torso
 from tfrl.ops import q_learning
@@ -56,12 +56,11 @@ class Config(DDPG, ReplaySettings):
         return actors.actor_and_critics(self, precision, critics=1, noise_scale=self.exploration_noise)
 
 
-READER = Reader(Config, "Train DDPG on an env with continuous actions.", {"env": "Pendulum-v1"})
-
-
 class DDPGAgent(ReplayAgent):
-    """An actor and its critics, each with a target network."""
+    """Train DDPG, an actor and its critic, on an env with continuous actions."""
 
+    settings = Config
+    env = "Pendulum-v1"
     _config: Config
     network: ActorAndCritics
     metric_names = ("train/q_loss", "train/q_mean", "train/actor_loss", "train/learning_rate")

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfrl.algorithms.replay import DEFAULTS, ReplayAgent, ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import FRACTION, NATURAL, Reader
+from tfrl.cli.settings import FRACTION, NATURAL
 from tfrl.config.actors import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Task, Torso
 from tfrl.envs.spec import ActionSpec, Discrete
@@ -183,12 +183,10 @@ class Config(DQN, ReplaySettings):
             )
 
 
-READER = Reader(Config, "Train DQN on an env with discrete actions.", {"env": "CartPole-v1"})
-
-
 class DQNAgent(ReplayAgent):
-    """A network for the values of actions, with a target network."""
+    """Train DQN, a network for the values of actions, on an env with discrete actions."""
 
+    settings = Config
     _config: Config
     metric_names = ("train/q_loss", "train/q_mean", "train/learning_rate", "train/epsilon")
     target_networks = ("q",)

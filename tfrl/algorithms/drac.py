@@ -23,7 +23,7 @@ import numpy as np
 from tfrl.algorithms import ppo
 from tfrl.algorithms.ppo import PPO, UPDATE_METRICS, PPOAgent, Samples, Totals
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import NOT_NEGATIVE, Reader
+from tfrl.cli.settings import NOT_NEGATIVE
 from tfrl.config.actors import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Network, Task
 from tfrl.envs import registry
@@ -108,25 +108,20 @@ def fitting(shapes: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
     return tuple(name for name in AUGMENTATIONS if name not in unfit)
 
 
-READER = Reader(
-    Config,
-    "Train data-regularised PPO (DrAC), on envs with images and discrete actions. " + registry.in_words(),
-    {"env": "coinrun"},
-)
-
-
 _BANDIT = "bandit/"  # of the bandit's arrays in a state
 _LAST = "last_choice"  # of the last --lag + 1 updates, the newest last
 
 
 class DrACAgent(PPOAgent):
-    """PPO with regularised losses.
+    """Train data-regularised PPO (DrAC), on envs with images and discrete actions.
 
     Args:
       config: the settings.
       runtime: the strategy and this worker's place in it.
     """
 
+    settings = Config
+    env = "coinrun"
     _config: Config
     means = (*PPOAgent.means, "policy_regularizer", "value_regularizer")
     metric_names = tuple(f"train/{name}" for name in (*means, *UPDATE_METRICS, "augmentation"))

@@ -16,7 +16,7 @@ import numpy as np
 
 from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSettings, flat, units_of_part
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.settings import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, Reader
+from tfrl.cli.settings import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE
 from tfrl.cli.words import multiples_near
 from tfrl.config.actors import DISTRIBUTED_SECTIONS
 from tfrl.config.run import ENVS, Network, Task
@@ -151,11 +151,6 @@ class Config(IMPALA, RolloutSettings):
         self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))
 
 
-READER = Reader(
-    Config, "Train IMPALA on a game or a Gymnasium env. " + registry.in_words(), {"env": "coinrun"}
-)
-
-
 # The reports of a gradient step: means over its samples. The moments are those of the targets and of the
 # values' errors.
 _MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "vtrace_rho")
@@ -181,13 +176,15 @@ class Batch(NamedTuple):
 
 
 class ImpalaAgent(ActorCriticAgent):
-    """An actor-critic that learns by V-trace.
+    """Train IMPALA, an actor-critic that learns by V-trace from envs that run ahead.
 
     Args:
       config: the settings.
       runtime: the strategy and this worker's place in it.
     """
 
+    settings = Config
+    env = "coinrun"
     _config: Config
     metric_names = tuple(
         f"train/{name}" for name in (*_MEANS, "explained_variance", "grad_norm", "learning_rate")

@@ -24,7 +24,7 @@ from tfrl.algorithms.actor_critic import units_of_part
 from tfrl.algorithms.ppo import PPO, Estimates, PPOAgent
 from tfrl.algorithms.ppo import PRESETS as _OF_PPO
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import COUNT, NOT_NEGATIVE, POSITIVE, Range, Reader
+from tfrl.cli.settings import COUNT, NOT_NEGATIVE, POSITIVE, Range
 from tfrl.cli.words import multiples_near
 from tfrl.config.actors import Actors, Learners
 from tfrl.config.run import Hardware, Network, Run, Task
@@ -150,20 +150,14 @@ class Config(PPG, ppo.Config):
             )
 
 
-READER = Reader(
-    Config,
-    "Train phasic policy gradient (PPG). With --share-torso, the value's gradient does not reach the "
-    "shared torso, which learns values only in the auxiliary phase. " + registry.in_words(),
-    {"env": "coinrun"},
-)
-
-
 AUXILIARY = ("train/aux_value_loss", "train/aux_policy_kl", "train/aux_critic_loss", "train/aux_grad_norm")
 """The metrics of an auxiliary step."""
 
 
 class PPGAgent(PPOAgent):
-    """PPO's updates, and the steps of the auxiliary phase.
+    """Train phasic policy gradient (PPG), which is PPO and an auxiliary phase.
+
+    With --share-torso, the value's gradient reaches the shared torso only in the auxiliary phase.
 
     Args:
       config: the settings.
@@ -173,6 +167,8 @@ class PPGAgent(PPOAgent):
       targets: the value targets of the last rollout, float32 [R, T, B].
     """
 
+    settings = Config
+    env = "coinrun"
     _config: Config
     network: PhasicActorCritic
     metric_names = (*PPOAgent.metric_names, *AUXILIARY)

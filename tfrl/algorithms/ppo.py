@@ -15,7 +15,7 @@ import numpy as np
 
 from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSettings, flat, units_of_part
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.settings import FRACTION, NATURAL, NOT_NEGATIVE, POSITIVE, Range, Reader
+from tfrl.cli.settings import FRACTION, NATURAL, NOT_NEGATIVE, POSITIVE, Range
 from tfrl.cli.words import divisors_near, multiples_near
 from tfrl.config.actors import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Network, Task
@@ -174,10 +174,7 @@ class PPO(Rollouts):
 # The fields of a dataclass begin with those of its last base class.
 @dataclass(frozen=True)
 class Config(PPO, RolloutSettings):
-    """All settings of a PPO run; the defaults are the preset openai-easy. One field a flag.
-
-    `READER.parse` returns checked settings with a `run_name`.
-    """
+    """All settings of a PPO run; the defaults are the preset openai-easy. One field a flag."""
 
     algorithm: ClassVar[str] = "ppo"
     sections: ClassVar[tuple[type, ...]] = (Task, PPO, Network, *DISTRIBUTED_SECTIONS)
@@ -301,13 +298,6 @@ class Config(PPO, RolloutSettings):
         self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))
 
 
-READER = Reader(Config, "Train PPO on a Gymnasium env, a procgen game or a toy.", {"env": "CartPole-v1"})
-PROCGEN_READER = Reader(
-    Config, "Train PPO on a game. " + registry.in_words(), {"env": "coinrun"}, "python -m tfrl.ppo_procgen"
-)
-parse, from_yaml = PROCGEN_READER.parse, PROCGEN_READER.from_yaml
-
-
 @dataclass
 class Totals:
     """The gradient steps of an update so far, and their sums."""
@@ -391,7 +381,7 @@ class Estimates(NamedTuple):
 
 
 class PPOAgent(ActorCriticAgent):
-    """An actor-critic that learns by PPO.
+    """Train PPO, an actor-critic whose policy changes little in an update.
 
     Args:
       config: the settings.
@@ -403,6 +393,7 @@ class PPOAgent(ActorCriticAgent):
       means: the names of the metrics of a minibatch; each is a mean over all replicas.
     """
 
+    settings = Config
     _config: Config
     means: tuple[str, ...] = _MEANS
     metric_names = tuple(f"train/{name}" for name in (*_MEANS, *UPDATE_METRICS))

@@ -12,7 +12,7 @@ import numpy as np
 from tfrl.algorithms.acting import ActingNetwork
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.settings import ANY, COUNT, MOST, NOT_NEGATIVE, POSITIVE, TIMEOUT, NoResult, Range, Reader
+from tfrl.cli.settings import ANY, COUNT, MOST, NOT_NEGATIVE, POSITIVE, TIMEOUT, NoResult, Range
 from tfrl.cli.words import multiples_near
 from tfrl.config.run import ENVS, Hardware, Learning, RLSettings, Run, Task, Torso
 from tfrl.envs import registry
@@ -157,27 +157,20 @@ class Config(Observers, REINFORCE, RLSettings):
         self.check_topology(workers=1, replicas_per_worker=max(1, self.replicas))
 
 
-READER = Reader(
-    Config,
-    "Train REINFORCE on an env; one agent chooses the actions for all observers. " + registry.in_words(),
-    {"env": "CartPole-v1"},
-)
-
-
 _SUMS = ("policy_loss", "entropy")
 # The number of steps of a part, for a small network and for an image network.
 _ROWS, _ROWS_OF_IMAGES = 1024, 64
 
 
 class ReinforceAgent(Agent):
-    """An actor that chooses the actions for the envs of all observers in one batch, and learns from their
-    episodes.
+    """Train REINFORCE, an actor that chooses the actions for all observers and learns from whole episodes.
 
     Args:
       config: the settings.
       runtime: the strategy, of one device.
     """
 
+    settings = Config
     _config: Config
     network: ActorAlone
     metric_names = tuple(

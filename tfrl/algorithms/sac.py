@@ -11,7 +11,7 @@ import numpy as np
 
 from tfrl.algorithms.replay import TASKS, ReplayAgent, ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import POSITIVE, Range, Reader
+from tfrl.cli.settings import POSITIVE, Range
 from tfrl.config.actors import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Task, Torso
 from tfrl.envs import registry
@@ -81,17 +81,16 @@ class Config(SAC, ReplaySettings):
             )
 
 
-READER = Reader(Config, "Train SAC on an env with continuous or discrete actions.", {"env": "Pendulum-v1"})
-
-
 _LOG_ALPHA = "log_alpha"
 # The entropy target of discrete actions, as a share of the entropy of uniform actions (Christodoulou 2019).
 _SHARE = 0.98
 
 
 class SACAgent(ReplayAgent):
-    """An actor, two critics with target networks, and the temperature."""
+    """Train SAC, an actor, two critics and a temperature, on an env with continuous or discrete actions."""
 
+    settings = Config
+    env = "Pendulum-v1"
     _config: Config
     network: ActorAndCritics
     metric_names = (

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from tfrl.algorithms import ddpg
 from tfrl.algorithms.ddpg import DDPG, DDPGAgent
 from tfrl.algorithms.replay import ReplayLearning, ReplaySettings, Rows
-from tfrl.cli.settings import COUNT, NOT_NEGATIVE, Reader
+from tfrl.cli.settings import COUNT, NOT_NEGATIVE
 from tfrl.config.actors import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Task, Torso
 from tfrl.ops import q_learning
@@ -46,12 +46,10 @@ class Config(TD3, ReplaySettings):
         return actors.actor_and_critics(self, precision, critics=2, noise_scale=self.exploration_noise)
 
 
-READER = Reader(Config, "Train TD3 on an env with continuous actions.", {"env": "Pendulum-v1"})
-
-
 class TD3Agent(DDPGAgent):
-    """An actor and two critics, each with a target network."""
+    """Train TD3, an actor and two critics, on an env with continuous actions."""
 
+    settings = Config  # type: ignore[assignment]  # DDPG's settings by the same names
     _config: Config  # type: ignore[assignment]  # DDPG's settings by the same names
 
     def make_steps(self) -> dict[str, GradientStep]:

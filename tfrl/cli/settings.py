@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, NamedTuple, NoReturn, TypeVar
 
 import yaml
@@ -296,19 +295,14 @@ class Reader(Generic[SettingsT]):
     Attributes:
       kind: the dataclass of the settings.
       summary: the text of --help before the flags.
-      defaults: values of a command line that differ from those of the dataclass. Files do not use them.
-      prog: the command, if it is not `python -m tfrl.ALGORITHM`.
+      command: the command, for --help.
+      defaults: values that differ from those of the dataclass.
     """
 
     kind: type[SettingsT]
     summary: str
-    defaults: Mapping[str, Any]
-    prog: str = ""
-
-    @property
-    def command(self) -> str:
-        """The command, for --help."""
-        return self.prog or f"python -m tfrl.{self.kind.algorithm}"
+    command: str
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def parse(self, argv: Sequence[str]) -> SettingsT:
         """Checked settings of a command line. Flags win over the --config file, which wins over the preset.
@@ -335,7 +329,7 @@ class Reader(Generic[SettingsT]):
         path = values.pop("config", None)
         file = self._read_file(path, values.get("preset")) if path else {}
         given = {**self.kind.derive(file), **file, **self.kind.derive(values), **values}
-        return self._inheriting(self._in_full(given, self.defaults))
+        return self._inheriting(self._in_full(given))
 
     def from_yaml(self, path: str | Path) -> SettingsT:
         """The unchecked settings of a YAML file; its preset gives the others. Raises UserError."""
@@ -400,18 +394,16 @@ class Reader(Generic[SettingsT]):
             raise UserError(f"{error} The run in {complete.run_dir} has {its_own}.") from None
         return complete
 
-    def _in_full(
-        self, values: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
-    ) -> SettingsT:
+    def _in_full(self, values: Mapping[str, Any]) -> SettingsT:
         """These settings, and the others from their preset and the defaults."""
-        preset = values.get("preset") or self.kind(**{**defaults, **values}).default_preset()
-        return self.kind(**{**defaults, **self.kind.presets[preset], **values, "preset": preset})
+        preset = values.get("preset") or self.kind(**{**self.defaults, **values}).default_preset()
+        return self.kind(**{**self.defaults, **self.kind.presets[preset], **values, "preset": preset})
 
     def _help(self, *, whole: bool) -> NoReturn:
         """Prints the help and exits; the whole help has all settings and the presets' values."""
         import tyro
 
-        values = vars(Command()) | vars(self._in_full({}, self.defaults).complete()) | {"run_name": None}
+        values = vars(Command()) | vars(self._in_full({}).complete()) | {"run_name": None}
         groups = []
         for section in (*self.kind.sections, Command):
             texts, fields = _help_of_fields(section), []

@@ -12,53 +12,53 @@ from tfrl.cli import settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import nearest
 from tfrl.cli.settings import SETTINGS_FILE, NoResult, Reader, Settings, is_of
-from tfrl.envs import callables, facts
+from tfrl.envs import callables, facts, registry
 
 if TYPE_CHECKING:
     from tfrl.config.run import RLSettings
 
 ALGORITHMS = ("ppo", "drac", "ppg", "impala", "dqn", "ddpg", "td3", "sac", "reinforce")
-"""The names of `python -m tfrl.NAME`, each with a module here that has a `READER`."""
+"""The names of `python -m tfrl.NAME`, beside ppo_procgen."""
 
 
 def reader(algorithm: str) -> Reader:
-    """The reader of an algorithm's settings; a user's algorithm is `module:Class`.
+    """The reader of the settings of `python -m tfrl.ALGORITHM`; a user's algorithm is `module:Class`.
 
     Raises UserError if there is no such algorithm.
     """
     if callables.is_name(algorithm):
         try:
-            return reader_of_class(callables.find(algorithm))
+            return reader_of(callables.find(algorithm))
         except ValueError as error:
             raise UserError(f"{error}.") from None
-    if algorithm not in ALGORITHMS:
-        known, hint = ", ".join(ALGORITHMS), nearest(algorithm, ALGORITHMS)
-        raise UserError(f"there is no algorithm {algorithm!r}{hint}; known: {known}.")
-    return importlib.import_module(f"tfrl.algorithms.{algorithm}").READER
+    known = ("ppo_procgen", *ALGORITHMS)
+    if algorithm not in known:
+        hint = nearest(algorithm, known)
+        raise UserError(f"there is no algorithm {algorithm!r}{hint}; known: {', '.join(known)}.")
+    return importlib.import_module(f"tfrl.{algorithm}").main.reader
 
 
 @functools.cache
-def reader_of_class(kind: type) -> Reader:
-    """The reader of the settings of a user's algorithm.
+def reader_of(agent: Any) -> Reader:
+    """The reader of an algorithm's settings. Raises UserError if the algorithm has none.
 
     Args:
-      kind: a subclass of an agent. It has `settings`, a dataclass of tfrl or an extended one, and `defaults`,
-        which win over all presets.
-
-    Raises UserError if it has no such settings.
+      agent: the class of the algorithm, which extends `tfrl.algorithms.algorithm.Agent`.
     """
-    extended = getattr(kind, "settings", None)
-    if not (isinstance(extended, type) and issubclass(extended, Settings)):
+    kind = getattr(agent, "settings", None)
+    if not (isinstance(kind, type) and issubclass(kind, Settings)):
         raise UserError(
-            f"{kind.__name__} must have `settings`, a dataclass such as tfrl.algorithms.ppo.Config."
+            f"{agent.__name__} must have `settings`, a dataclass such as tfrl.algorithms.ppo.Config."
         )
-    name = callables.give(kind)
-    defaults = dict(getattr(kind, "defaults", {}))
-    presets = {preset: {**changes, **defaults} for preset, changes in extended.presets.items()}
-    fields = {"algorithm": name, "presets": presets, "__module__": kind.__module__, "__doc__": kind.__doc__}
-    named: Any = dataclasses.dataclass(frozen=True)(type(f"{kind.__name__}Settings", (extended,), fields))
-    summary = (kind.__doc__ or f"Train {kind.__name__}.").partition("\n")[0]
-    return Reader(named, summary, {"env": "CartPole-v1"}, f"python -m tfrl {name}")
+    command = f"python -m tfrl.{kind.algorithm}"
+    if not agent.__module__.startswith("tfrl.algorithms."):  # a user's
+        name = callables.give(agent)
+        presets = {preset: {**changes, **agent.defaults} for preset, changes in kind.presets.items()}
+        fields = {"algorithm": name, "presets": presets, "__module__": agent.__module__}
+        kind = dataclasses.dataclass(frozen=True)(type(f"{agent.__name__}Settings", (kind,), fields))
+        command = f"python -m tfrl {name}"
+    summary = (agent.__doc__ or f"Train {agent.__name__}.").partition("\n")[0]
+    return Reader(kind, f"{summary} Envs: {registry.in_words()}", command, {"env": agent.env})
 
 
 def algorithm_of(path: Path) -> str:

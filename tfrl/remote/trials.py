@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfrl import config as settings
-from tfrl.algorithms import ppo
 from tfrl.cli import signals
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import coerce, flag, nearest
@@ -109,7 +108,7 @@ class Sweep:
 
     def config(self, trial: Mapping[str, Any]) -> RLSettings:
         """All settings of a trial. Raises UserError if they contradict each other."""
-        return reader_of(self.algorithm).parse([*self.arguments(trial), *_APART])
+        return settings.reader(self.algorithm).parse([*self.arguments(trial), *_APART])
 
     def is_possible(self, trial: Mapping[str, Any]) -> bool:
         """True if these settings do not contradict each other."""
@@ -129,11 +128,6 @@ def trial_name(index: int) -> str:
     return f"trial-{index:03d}"
 
 
-def reader_of(algorithm: str) -> Reader:
-    """The reader of `python -m tfrl.ALGORITHM`. Raises UserError if there is none."""
-    return ppo.PROCGEN_READER if algorithm == "ppo_procgen" else settings.reader(algorithm)
-
-
 def plan(
     algorithm: str,
     flags: Sequence[str],
@@ -149,7 +143,7 @@ def plan(
 
     Raises UserError if the algorithm has no such setting, a value is not allowed, or a trial cannot work.
     """
-    reader = reader_of(algorithm)
+    reader = settings.reader(algorithm)
     grid, sampled = [_grid(text, reader) for text in grids], [_sampled(text, reader) for text in samples]
     names = [name for name, _ in grid] + [each.name for each in sampled]
     if not names:

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cluster import launch
@@ -20,6 +20,7 @@ from tfrl.cli.flags import flag
 from tfrl.cli.settings import Reader
 from tfrl.cli.signals import held_back
 from tfrl.cli.streams import quiet_start
+from tfrl.config import reader, reader_of
 from tfrl.config.actors import LEARNER, DistributedSettings, check_ray, leads
 from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
@@ -42,17 +43,20 @@ if TYPE_CHECKING:
     from tfrl.training.learner import EnvLearner, MakeAgent
 
 
-@dataclass(frozen=True)
 class Command:
     """The `main` of `python -m tfrl.ALGORITHM`.
 
-    Attributes:
-      reader: reads the algorithm's settings.
+    Args:
       agent: the class of the algorithm; it takes the settings and the runtime.
+      changes: differences to the reader of the algorithm's settings.
+
+    Attributes:
+      reader: reads the settings.
     """
 
-    reader: Reader[Any]
-    agent: MakeAgent
+    def __init__(self, agent: MakeAgent, **changes: Any) -> None:
+        self._agent = agent
+        self.reader: Reader[Any] = dataclasses.replace(reader_of(agent), **changes)
 
     def __call__(self, arguments: Sequence[str]) -> int:
         """Trains with the settings of the command line; returns the exit code."""
@@ -70,7 +74,7 @@ class Command:
           arguments: the same settings as a command line, with which --learners starts workers.
           callbacks: called by the loop in this process.
         """
-        reader, agent = self.reader, self.agent
+        reader, agent = self.reader, self._agent
         with endings.before_training():
             if callbacks and leads(config):
                 raise UserError(
@@ -101,6 +105,14 @@ class Command:
 
                 learner = learner_class(config)
             return loop.train(config, cluster, lambda session: learner(config, session, agent), callbacks)
+
+
+def of_algorithm(algorithm: str | type) -> Command:
+    """The command of an algorithm: a name, `module:Class` or the class. Raises UserError if there is none."""
+    if isinstance(algorithm, str) and not is_name(algorithm):
+        reader(algorithm)
+        return importlib.import_module(f"tfrl.{algorithm}").main
+    return Command(find(algorithm) if isinstance(algorithm, str) else algorithm)
 
 
 def learner_class(config: RLSettings) -> Callable[[Any, Session, MakeAgent], EnvLearner]:
