@@ -164,7 +164,7 @@ def _check_torso(config: RLSettings, spelled: str, torso: str) -> None:
         for shape in registry.specs(config)[0].image_shapes or [(1,)]:
             entry = resnet.entry(torso, shape)
     except ValueError as error:
-        raise UserError(f"{spelled} {error} Your own network is my_module:FUNCTION.") from None
+        raise UserError(f"--env {config.env}: {spelled} {error}") from None
     if config.torso_width != 1 and not entry.has_width:
         raise UserError(
             f"{spelled} {torso} has no width to choose, so it cannot be {config.torso_width}; "
