@@ -36,8 +36,9 @@ def check_calls(env_id: str, env: gymnasium.Env, spec: ArraySpec, action_spec: A
         if has_mask:
             action = _allowed_action(env_id, info, action_spec)
     with Calling(env_id, env, STEP), np.errstate(over="ignore"):  # `check_finite` reports it
-        after, given, terminated, truncated, info = env.step(action)
-        reward, _, _ = np.asarray(float(given), np.float32), bool(terminated) or bool(truncated), dict(info)
+        after, given, _, _, info = env.step(action)
+        reward = np.asarray(float(given), np.float32)
+        dict(info)  # raises an error if it is none
     for shown in (begun, after):
         observation = packed(env_id, packer, shown) if packer else fitting(env_id, shown, spec)
         with np.errstate(over="ignore"):
