@@ -171,13 +171,6 @@ BAD = [
 ]
 
 
-def test_only_policies_without_memory_get_the_memory_mode_warning():
-    maze = "--env maze --distribution-mode memory"
-    (note,) = ppo(maze).notes
-    assert note.endswith("this policy sees only one frame.")
-    assert ppo(f"{maze} --memory lstm").notes == ()
-
-
 @pytest.mark.parametrize(("line", "sentence"), BAD, ids=[line[:60] for line, _ in BAD])
 def test_settings_that_do_not_fit_are_refused(line, sentence):
     assert sentence in refusal(ppo, line)

@@ -82,17 +82,6 @@ class Task(EnvSettings):
         """True if the env shows images; False for an env that does not exist."""
         return self.observation_rank == 3
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences about features of the env that these settings do not use."""
-        found = []
-        if self.distribution_mode == "memory" and getattr(self, "memory", "none") == "none":
-            found.append(
-                "--distribution-mode memory is made for policies with memory; this policy sees only one "
-                "frame."
-            )
-        return tuple(found)
-
 
 def check(task: Task) -> None:
     """Raise UserError if the env, its distribution mode or its levels do not exist, or the env fails."""

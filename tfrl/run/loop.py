@@ -35,14 +35,12 @@ class Learner(ABC):
       step_column: the first column of progress.csv: `env_steps`, or `images`.
       unit: the name of this count in messages.
       highlights: makes the texts of the progress line from the metrics of an update. None: speed and return.
-      notes: warnings about the settings of a new run.
       callbacks: the product's own, called before the user's.
     """
 
     step_column = "env_steps"
     unit = "env steps"
     highlights: Callable[[Mapping[str, float]], list[str]] | None = None
-    notes: Sequence[str] = ()
     callbacks: Sequence[Callback] = ()
 
     # Learning
@@ -434,8 +432,6 @@ class Run:
         if session.found is None:
             learner.describe(session.writer)
         session.console.summary(learner.summary(logged))
-        for note in learner.notes if session.runtime.is_chief and session.found is None else ():
-            session.console.warn(note)
         session.console.start(
             Progress(learner.total_steps, learner.position, unit=learner.unit, highlights=learner.highlights)
         )

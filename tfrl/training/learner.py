@@ -81,7 +81,6 @@ class EnvLearner(Learner):
         self._episodes = EpisodeStatistics(config.num_envs)
         self._waits = own_callbacks.Waits()
         self.callbacks = (*own_callbacks.of_run(config, session), self._waits)
-        self.notes = config.notes
 
     def begin(self) -> None:
         """Sets the first weights of a new run; a resumed run has weights already. A collective."""
