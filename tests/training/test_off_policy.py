@@ -132,10 +132,10 @@ def test_a_resumed_run_with_continuous_actions_ends_undisturbed(tmp_path):
     assert_same_end(plain, train(*SAC[:1], tmp_path / "halves", *SAC[1:]))
 
 
-@pytest.mark.long
-def test_a_resumed_run_of_a_single_env_ends_undisturbed(tmp_path):
-    """One program takes its gradient steps (tests/agents/test_whole_steps.py)."""
-    flags = (*DQN, "--num-envs", "1")
+@pytest.mark.parametrize("algorithm", [SAC, pytest.param(DQN, marks=pytest.mark.long)], ids=["sac", "dqn"])
+def test_a_resumed_run_of_a_single_env_ends_undisturbed(algorithm, tmp_path):
+    """It acts while one program takes its gradient steps (tests/agents/test_whole_steps.py)."""
+    flags = (*algorithm, "--num-envs", "1")
     plain = train(flags[0], tmp_path / "plain", *flags[1:])
     train(flags[0], tmp_path / "halves", *flags[1:], total_steps=200)
     assert_same_end(plain, train(flags[0], tmp_path / "halves", *flags[1:]))
