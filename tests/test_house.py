@@ -97,7 +97,7 @@ def may_import(importer, name):
     if own == "tfrl":
         mine = folder_of(importer)
         if package == "cluster":
-            return mine in ("remote", "training")
+            return importer == "tfrl.completion" or mine in ("remote", "training")
         theirs = folder_of(name)
         if package == "resnet":
             return mine == "commands" or not name.startswith("resnet.supervised")
@@ -156,6 +156,7 @@ def test_every_folder_has_its_place():
         ("tfrl/training/loop.py", "import tfrl.algorithms.ppo, tfrl.cli.flags, resnet, numpy", None),
         ("tfrl/training/loop.py", "from cluster import launch", None),
         ("tfrl/run/folder.py", "from tfrl import __version__", None),
+        ("tfrl/completion.py", "from cluster import launch\nimport resnet.supervised.config", None),
         ("resnet/train.py", "from tfrl.cli import endings", None),
         ("cluster/places.py", "from tfrl.workers import tf_config", None),
     ],

@@ -4,6 +4,7 @@ from typing import Literal
 
 import pytest
 
+from tfrl import completion
 from tfrl.cli import flags
 from tfrl.cli.errors import UserError
 
@@ -39,3 +40,7 @@ def test_a_wrong_choice_of_an_optional_setting_gives_a_one_sentence_error():
         UserError, match=r"--shape must be one of step, linear; got 'liner' \(did you mean lin"
     ):
         flags.read_flags(KINDS, {}, ["--shape", "liner"])
+
+
+def test_the_choices_of_an_optional_setting_are_completed():
+    assert completion._of_kinds(KINDS, {})["--shape"] == ["step", "linear"]
