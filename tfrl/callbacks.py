@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from tfrl.cli.errors import SettingsError
+from tfrl.cli.streams import tell
 from tfrl.evaluation import episodes as playing
 from tfrl.evaluation.policy import keep
 from tfrl.library import MakeEnv, task_of
 from tfrl.reporting import video
+from tfrl.run import files
 from tfrl.run.callbacks import Callback as Callback
 from tfrl.run.callbacks import RunOfCallback as RunOfCallback
+from tfrl.run.metrics import MetricsWriter
 
 
 class _Every(Callback):
@@ -119,6 +122,36 @@ class StopOnReturn(Callback):
         """Compares the metric with the threshold; the metric may be missing or NaN."""
         if metrics.get(self._metric, float("-inf")) >= self._threshold:
             run.stop(f"{self._metric} has reached {self._threshold:g}")
+
+
+class TensorBoard(Callback):
+    """Writes the curves for TensorBoard into a second folder, which several runs may share.
+
+    Args:
+      folder: the curves are written to FOLDER/RUN_NAME.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        self._writer: MetricsWriter | None = None
+
+    def on_start(self, run: RunOfCallback) -> None:
+        """Continues the curves at the env steps of the run."""
+        if run.is_chief:
+            place = self._folder / Path(run.folder).name
+            files.make_folder(place)
+            resume_at = run.env_steps or None
+            self._writer = MetricsWriter(place, (), resume_at=resume_at, warn=tell)
+
+    def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
+        """Adds the points of an update."""
+        if self._writer is not None:
+            self._writer.scalars(run.env_steps, metrics)
+
+    def on_end(self, run: RunOfCallback, results: Mapping[str, Any]) -> None:
+        """Closes the file."""
+        if self._writer is not None:
+            self._writer.close()
 
 
 class _Tracker(Callback):

@@ -7,6 +7,7 @@ import gymnasium
 import imageio.v2 as imageio
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
 import tfrl
 from tfrl import callbacks
@@ -27,6 +28,7 @@ def run(tmp_path_factory):
         callbacks.Evaluate(heavier, steps=512, episodes=3, name="heavier"),
         callbacks.Checkpoint(steps=600),
         callbacks.RecordVideo(steps=1024, format="gif"),
+        callbacks.TensorBoard(logdir / "shared"),
         callbacks.StopOnReturn(10.0, metric="heavier/return"),
     ]
     return tfrl.train("ppo", total_steps=100_000, logdir=logdir, run_name="r", callbacks=given, **SMALL)
@@ -40,6 +42,14 @@ def test_a_run_ends_once_a_metric_is_high_enough(run):
 def test_another_env_is_evaluated_among_the_metrics(run):
     column = run.progress["heavier/return"]
     assert np.isnan(column[0]) and column[1] == run.progress["heavier/episode_length"][1] >= 10
+
+
+def test_curves_are_also_written_to_another_folder(run):
+    events = EventAccumulator(str(run.folder.parent / "shared" / "r"))
+    events.Reload()
+    points = events.Tensors("train/entropy")
+    assert [point.step for point in points] == [256, 512]
+    assert not (run.folder.parent / "shared" / "r" / "progress.csv").exists()
 
 
 def test_policies_and_videos_are_kept(tmp_path):
