@@ -65,7 +65,9 @@ def _flags() -> dict[str, dict[str, list[str]]]:
     flags = {}
     for name in COMMANDS:
         module = importlib.import_module(name)
-        reader = next((value for value in vars(module).values() if isinstance(value, Reader)), None)
+        # The trainers' `main` has a reader; that of resnet.train is in its module.
+        found = [getattr(getattr(module, "main", None), "reader", None), *vars(module).values()]
+        reader = next((value for value in found if isinstance(value, Reader)), None)
         if reader is not None:
             flags[name] = _of_kinds(reader.flag_kinds, reader.kind.aliases)
         else:
