@@ -141,6 +141,15 @@ def test_wrong_algorithms_and_callbacks_give_a_one_sentence_error():
 
     with pytest.raises(tfrl.SettingsError, match="Bare must have `settings`, a dataclass such as"):
         tfrl.train(Bare)
+    Bare.settings = tfrl.algorithms.ppo.Config
+    for algorithm, sentence in (
+        (Bare, "Bare must extend tfrl.algorithms.algorithm.Agent."),
+        ("absent_module:Mine", "absent_module:Mine cannot be imported here"),
+        ("test_extensions:Absent", "the module test_extensions has no Absent"),
+        ({}, "an algorithm is a name, MODULE:CLASS or a class; got {}."),
+    ):
+        with pytest.raises(tfrl.SettingsError, match=sentence):
+            tfrl.train(algorithm)
     for name, sentence in (
         ("test_extensions:train", "must be a class that extends tfrl.Callback"),
         ("test_extensions:Absent", "the module test_extensions has no Absent"),

@@ -46,10 +46,11 @@ def reader_of(agent: Any) -> Reader:
       agent: the class of the algorithm, which extends `tfrl.algorithms.algorithm.Agent`.
     """
     kind = getattr(agent, "settings", None)
+    name = getattr(agent, "__name__", repr(agent))
     if not (isinstance(kind, type) and issubclass(kind, Settings)):
-        raise UserError(
-            f"{agent.__name__} must have `settings`, a dataclass such as tfrl.algorithms.ppo.Config."
-        )
+        raise UserError(f"{name} must have `settings`, a dataclass such as tfrl.algorithms.ppo.Config.")
+    if not (hasattr(agent, "defaults") and hasattr(agent, "env")):
+        raise UserError(f"{name} must extend tfrl.algorithms.algorithm.Agent.")
     command = f"python -m tfrl.{kind.algorithm}"
     if not agent.__module__.startswith("tfrl.algorithms."):  # a user's
         name = callables.give(agent)

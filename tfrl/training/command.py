@@ -109,10 +109,14 @@ class Command:
 
 def of_algorithm(algorithm: str | type) -> Command:
     """The command of an algorithm: a name, `module:Class` or the class. Raises UserError if there is none."""
-    if isinstance(algorithm, str) and not is_name(algorithm):
-        reader(algorithm)
-        return importlib.import_module(f"tfrl.{algorithm}").main
-    return Command(find(algorithm) if isinstance(algorithm, str) else algorithm)
+    if isinstance(algorithm, type):
+        return Command(algorithm)
+    if not isinstance(algorithm, str):
+        raise UserError(f"an algorithm is a name, MODULE:CLASS or a class; got {algorithm!r}.")
+    reader(algorithm)  # raises UserError
+    return (
+        Command(find(algorithm)) if is_name(algorithm) else importlib.import_module(f"tfrl.{algorithm}").main
+    )
 
 
 def learner_class(config: RLSettings) -> Callable[[Any, Session, MakeAgent], EnvLearner]:
