@@ -35,6 +35,8 @@ _COLUMNS = (
     *("time/update_seconds", "time/replay_seconds"),
 )
 
+_MEANWHILE = 16  # the most steps that an env takes while gradient steps run, with the weights before them
+
 
 class OffPolicyLearner(EnvLearner):
     """One worker's share of the envs and of the replay.
@@ -71,7 +73,8 @@ class OffPolicyLearner(EnvLearner):
         """Takes the env steps of an iteration and the gradient steps that are due. A collective.
 
         Every --train-every env steps, gradient steps from the transitions so far begin before the next
-        actions are chosen. They end before the gradient steps after them begin, and with the iteration.
+        actions are chosen. The learner waits for them after 16 env steps, before the next gradient steps, and
+        at the end of the iteration.
         """
         config, session, replay, began = self._config, self._session, self.replay, time.perf_counter()
         session.phase("training")
@@ -86,6 +89,9 @@ class OffPolicyLearner(EnvLearner):
                 learns = env_steps % config.train_every < config.num_envs
                 if learns:
                     self._begin_learning(env_steps)
+                    latest = env_steps + _MEANWHILE * config.num_envs
+                elif self._pending and env_steps >= latest:
+                    self._finish_learning(env_steps)
                 actions, step = next(steps)
                 rewards[t], first[t] = step.reward, step.first
                 replay.act(actions)
