@@ -35,7 +35,7 @@ _COLUMNS = (
     *("time/update_seconds", "time/replay_seconds"),
 )
 
-_MEANWHILE = 16  # the most steps that an env takes while gradient steps run, with the weights before them
+_MEANWHILE = 16  # the largest --train-every with which all env steps are taken while gradient steps run
 
 
 class OffPolicyLearner(EnvLearner):
@@ -73,8 +73,9 @@ class OffPolicyLearner(EnvLearner):
         """Takes the env steps of an iteration and the gradient steps that are due. A collective.
 
         Every --train-every env steps, gradient steps from the transitions so far begin before the next
-        actions are chosen. The learner waits for them after 16 env steps, before the next gradient steps, and
-        at the end of the iteration.
+        actions are chosen. The learner waits for them before the next gradient steps and at the end of the
+        iteration. With a large --train-every it waits after one env step, so that no actions follow much
+        older weights.
         """
         config, session, replay, began = self._config, self._session, self.replay, time.perf_counter()
         session.phase("training")
@@ -89,15 +90,14 @@ class OffPolicyLearner(EnvLearner):
                 learns = env_steps % config.train_every < config.num_envs
                 if learns:
                     self._begin_learning(env_steps)
-                    latest = env_steps + _MEANWHILE * config.num_envs
-                elif self._pending and env_steps >= latest:
-                    self._finish_learning(env_steps)
                 actions, step = next(steps)
                 rewards[t], first[t] = step.reward, step.first
                 replay.act(actions)
                 replay.show(step)
                 if learns:
                     session.advance_to(env_steps)
+                    if config.train_every > _MEANWHILE:
+                        self._finish_learning(env_steps)
             self._finish_learning(env_steps)
         played = self._runtime.gather_envs(np.stack([rewards, first.astype(np.float32)]))
         self._episodes.add(played[0], played[1].astype(bool))
