@@ -5,7 +5,7 @@ import io
 
 import pytest
 from made_runs import make_run
-from processes import Answer, assert_refused
+from processes import ROOT, Answer, assert_refused
 from refusals import refusal
 from rich.console import Console
 
@@ -49,6 +49,14 @@ def test_the_seed_decides_what_is_drawn():
 def test_values_with_commas_stand_between_semicolons():
     sweep = planned(grids=["hidden=64,64;256,256,32"], flags=["--env", "CartPole-v1"])
     assert [config.hidden for config in map(sweep.config, sweep.trials)] == ["64,64", "256,256,32"]
+
+
+def test_the_trials_of_a_users_algorithm_are_commands_of_tfrl(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    sweep = planned(algorithm="own_algorithm:A2C", flags=["--env", "CartPole-v1"], grids=["gamma=0.9,0.99"])
+    words = "python -m tfrl own_algorithm:A2C --env CartPole-v1 --gamma=0.9"
+    assert sweep.command(sweep.trials[0]) == words
+    assert planned(grids=["lr=1e-3"]).program == ["-m", "tfrl.ppo"]
 
 
 def test_the_length_of_a_trial_is_rounded_by_its_own_updates():

@@ -26,6 +26,7 @@ from tfrl.cli.flags import coerce, flag, nearest
 from tfrl.cli.settings import SETTINGS_FILE, Reader
 from tfrl.config.network import DECIDE_MLP, DECIDE_WEIGHTS
 from tfrl.config.run import RLSettings
+from tfrl.envs.callables import is_name
 from tfrl.reporting import runs
 from tfrl.run import files
 from tfrl.run.checkpoint import Checkpoint, CheckpointStore
@@ -81,7 +82,7 @@ class Sweep:
     """The trials of one algorithm.
 
     Attributes:
-      algorithm: as in `python -m tfrl.ALGORITHM`.
+      algorithm: as in `python -m tfrl.ALGORITHM`, or a user's `module:Class`.
       flags: the flags of all trials.
       trials: the settings of each trial that vary, by name.
       sampled: the settings that are drawn, which a scheduler may change.
@@ -102,9 +103,14 @@ class Sweep:
         """The flags of a trial with these varied settings."""
         return [*self.flags, *(f"{flag(name)}={_typed(value)}" for name, value in trial.items())]
 
+    @property
+    def program(self) -> list[str]:
+        """The arguments of Python that name the algorithm's command."""
+        return ["-m", "tfrl", self.algorithm] if is_name(self.algorithm) else ["-m", f"tfrl.{self.algorithm}"]
+
     def command(self, trial: Mapping[str, Any]) -> str:
         """The command that trains with the settings of a trial outside the sweep."""
-        return shlex.join(["python", "-m", f"tfrl.{self.algorithm}", *self.arguments(trial)])
+        return shlex.join(["python", *self.program, *self.arguments(trial)])
 
     def config(self, trial: Mapping[str, Any]) -> RLSettings:
         """All settings of a trial. Raises UserError if they contradict each other."""
@@ -484,7 +490,7 @@ class Trial:
         self._place.mkdir(parents=True, exist_ok=True)
         with (self._place / _OUTPUT).open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", f"tfrl.{self._sweep.algorithm}", *self._flags()],
+                [sys.executable, *self._sweep.program, *self._flags()],
                 cwd=self._folder,
                 env=dict(self._environment),
                 stdin=subprocess.DEVNULL,
