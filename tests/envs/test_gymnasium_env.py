@@ -38,7 +38,7 @@ from tfrl.envs.spec import EnvSpec
         ("no_such_module:CartPole-v1", "needs the module no_such_module, which cannot be imported"),
         ("nothing/like-this-v0", "there is no env 'nothing/like-this-v0'"),
         pytest.param("LunarLander-v3", "gymnasium[box2d]", id="box2d"),
-        pytest.param("ALE/Pong-v5", "there is no env 'ALE/Pong-v5'", id="atari"),
+        pytest.param("ALE/Pong-v5", "pip install ale-py", id="atari"),
         (made("Several"), "shows a Sequence at a, which is not supported"),
         (made("Nothing"), "has empty observations: a Dict without any numbers"),
         (made("Table"), "takes a MultiDiscrete"),

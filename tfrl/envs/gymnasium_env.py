@@ -149,6 +149,8 @@ def find_spec(env_id: str) -> gymnasium.envs.registration.EnvSpec:
             imported.ALEInterface.setLoggerMode(imported.LoggerMode.Error)  # no banner
     if name not in registry:
         where = "" if ":" in env_id else f"; if your own module registers it, write MODULE:{name}"
+        if name.startswith("ALE/") and not importlib.util.find_spec("ale_py"):
+            where = "; Atari's games need: pip install ale-py opencv-python-headless"
         raise ValueError(f"there is no env {env_id!r}{did_you_mean(name)}{where}")
     return registry[name]
 

@@ -131,7 +131,7 @@ def read_torso(run: str) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as file:
             names = [name for name in file.files if name.startswith(_TORSO_PREFIX)]
             weights = {name.removeprefix(_TORSO_PREFIX): file[name] for name in names}
-    except (OSError, ValueError, zipfile.BadZipFile):
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         raise UserError(
             f"--torso-weights {run} holds no finished run of resnet.train: {path} cannot be read; "
             "train one with `python -m resnet.train --normalization group`."
