@@ -1,6 +1,7 @@
 """Learners whose envs are stepped on Ray take the same steps, on any number of actors, whoever dies."""
 
 import contextlib
+import http.server
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ from processes import Answer, assert_refused
 from benchmarks.process_tree import alive
 from tfrl import config as settings
 from tfrl.cli.errors import UserError
+from tfrl.config import actors as actors_settings
 from tfrl.experience.collector import Versioned
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.on_policy import PrefetchingLearner
@@ -169,3 +171,14 @@ def test_running_free_no_rollout_is_older_than_the_limit(node):
 def test_an_address_without_a_ray_is_refused_at_once(node, address, sentence):
     answer = Answer("--env", "catch", "--actors", 2, "--ray-address", address, module="tfrl.impala")
     assert_refused(answer, sentence)
+
+
+def test_an_address_where_another_program_answers_is_refused_at_once(node):
+    """Ray itself would try for minutes."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{other.server_port}"
+        answer = Answer("--env", "catch", "--actors", 2, "--ray-address", address, module="tfrl.impala")
+        other.shutdown()
+    assert_refused(answer, f"no Ray to join at --ray-address {address}: another program answers")
+    actors_settings.check_ray(parsed("impala", "--actors", 2, "--ray-address", node.address))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ANSWERS_WITHIN = 10.0  # seconds
+_HTTP2 = b"\x04"  # the type of a frame of settings
 
 
 LEARNER = "TFRL_LEARNER"
@@ -194,7 +195,19 @@ def _check_answers(address: str) -> None:
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise UserError(f"--ray-address must be HOST:PORT, as `ray start` prints it, or auto; got {address}.")
     try:
-        socket.create_connection((host, int(port)), timeout=_ANSWERS_WITHIN).close()
+        with socket.create_connection((host, int(port)), timeout=_ANSWERS_WITHIN) as connection:
+            found = _HTTP2 if os.environ.get("RAY_USE_TLS") == "1" else _first_frame(connection)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", "not the name of a host") or "no answer"
         raise UserError(f"there is no Ray to join at --ray-address {address}: {reason}.") from None
+    if not found.startswith(_HTTP2):
+        raise UserError(
+            f"there is no Ray to join at --ray-address {address}: another program answers on this port."
+        )
+
+
+def _first_frame(connection: socket.socket) -> bytes:
+    """The type of the first frame that a server of HTTP/2 sends (RFC 9113, 3.4); Ray talks in gRPC."""
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+    with connection.makefile("rb") as answer:
+        return answer.read(4)[3:]
