@@ -64,4 +64,8 @@ def test_a_new_run_needs_the_folder_of_its_torso_weights(command, tmp_path):
     (tmp_path / "pretrained").rename(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="holds no finished run of resnet.train"):
         command("new", 256)
+    (tmp_path / "pretrained" / "export").mkdir(parents=True)
+    (tmp_path / "pretrained" / "export" / "weights.npz").touch()
+    with pytest.raises(UserError, match="weights.npz cannot be read"):
+        command("new", 256)
     assert not (tmp_path / "new").exists()
