@@ -267,6 +267,7 @@ BAD_FLAGS = [
     ("--torso nature --torso-width 2", "--torso nature has no width to choose, so it cannot be 2; leave"),
     ("--torso-width 0", "--torso-width must be at least 1 and at most 64; got 0."),
     ("--num-env 3", "there is no flag --num-env (did you mean --num-envs?)"),
+    ("--learning-rate 1e-3", "there is no flag --learning-rate; --help"),
     ("--no-lr", "there is no flag --no-lr"),
     ("--lr", "--lr needs a value."),
     ("--lr --gamma 1", "--lr needs a value."),

@@ -17,9 +17,9 @@ import yaml
 from tfrl.cli.errors import UserError
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that is most like `word`, as ` (did you mean …?)`, or nothing."""
-    close = difflib.get_close_matches(word.lower(), list(known), n=1)
+def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """The known word that is most like `word`, as ` (did you mean …?)`; "" if none has this `likeness`."""
+    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=likeness)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
@@ -146,7 +146,7 @@ def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str]) -
     name = aliases.get(name, name)
     if name in kinds or is_switch(kinds.get(name.removeprefix("no_"))):
         return name
-    hint = nearest(spelled, map(flag, [*kinds, *aliases]))
+    hint = nearest(spelled, map(flag, [*kinds, *aliases]), 0.7)  # --learning-rate is not like --learners
     raise UserError(f"there is no flag {spelled}{hint}; --help lists them.")
 
 
