@@ -15,8 +15,10 @@ import pytest
 from made_runs import make_run
 from PIL import Image
 
-import resnet.supervised.config
+from resnet.supervised import config as supervised
+from tfrl import config as settings
 from tfrl import report
+from tfrl.algorithms import ppo
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.envs.registry import games
@@ -308,7 +310,7 @@ def test_a_command_ends_with_one_sentence_and_exit_code_2_before_tensorflow(tmp_
 
 
 def supervised_run(folder):
-    config = resnet.supervised.config.Config(logdir=str(folder))
+    config = supervised.Config(logdir=str(folder))
     config.run_dir.mkdir(parents=True)
     (config.run_dir / "config.yaml").write_text(to_yaml(config))
     return config.run_dir
@@ -333,7 +335,10 @@ def test_a_supervised_run_beside_others_is_skipped(tmp_path):
 
 def test_a_run_of_another_trainer_is_not_resumed(tmp_path):
     made, theirs = make_run(tmp_path, total_steps=40_000), supervised_run(tmp_path)
-    for module, run in (("tfrl.algorithms.ppo", theirs), ("resnet.supervised.config", made)):
-        config = importlib.import_module(module).Config(logdir=str(tmp_path), run_name=run.name)
+    for kind, read, run in (
+        (ppo.Config, settings.from_yaml, theirs),
+        (supervised.Config, supervised.from_yaml, made),
+    ):
+        config = kind(logdir=str(tmp_path), run_name=run.name)
         with pytest.raises(UserError, match="holds a run of another trainer; choose another --run-name"):
-            folder.check_run(config, importlib.import_module(module).from_yaml)
+            folder.check_run(config, read)

@@ -74,11 +74,13 @@ class StopAt(StopRequest):
         super().__init__(folder / "stop")
         self._at, self._looks, self._code = at, 0, exit_code
 
-    def requested(self):
+    def votes(self):
         self._looks += 1
-        told = self._at is not None and self._looks >= self._at
-        self.exit_code = self._code if told else 0
-        return told
+        if self._looks == self._at and self._code:
+            self.exit_code = self._code
+        elif self._looks == self._at:
+            self._stop_file.touch()
+        return super().votes()
 
 
 def run(folder, name, *, stop_at=None, exit_code=130, console=None, **changes):
