@@ -16,7 +16,6 @@ from tfrl.cli import settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag, nearest, shown
 from tfrl.cli.settings import COUNT, NATURAL, NOT_NEGATIVE, POSITIVE, WIDTH, Range, Reader
-from tfrl.cli.words import multiples_near
 from tfrl.run.folder import RESULTS_FILE
 
 if TYPE_CHECKING:
@@ -191,7 +190,7 @@ class Config(Run, Learning, Task, settings.Settings):
         if self.batch_size % replicas:
             raise UserError(
                 f"--batch-size must be divisible by the number of replicas, {replicas}; got "
-                f"{self.batch_size}; use {multiples_near(self.batch_size, replicas)}."
+                f"{self.batch_size}."
             )
         share = self.batch_size // replicas
         if self.micro_batch and share % self.micro_batch:

@@ -54,7 +54,7 @@ def test_a_killed_and_stopped_run_ends_with_undisturbed_weights(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        (["--num-envs", 10, "--observers", 4], ["--num-envs must be divisible by --observers 4", "8 or 12"]),
+        (["--num-envs", 10, "--observers", 4], ["--num-envs must be divisible by --observers 4; got 10"]),
         (["--ray-address", "auto", "--observers", 0], ["--ray-address needs --observers"]),
         (["--replicas", 2], ["REINFORCE learns in one process"]),
         (["--dropout", 1], ["--dropout must be at least 0"]),

@@ -150,7 +150,7 @@ def test_a_resumed_run_may_get_actors_and_keeps_its_lag(algorithm, tmp_path):
 @pytest.mark.parametrize("algorithm", ["dqn", "sac"])
 def test_a_run_with_replay_that_cannot_have_actors_says_what_it_was_begun_with(algorithm, tmp_path):
     of, plain, _ = begun(algorithm, tmp_path)
-    words = "--num-envs must be divisible by --actors 4; got 1; use 4. The run in "
+    words = "--num-envs must be divisible by --actors 4; got 1. The run in "
     assert words in refusal(of.parse, [*plain, "--actors", "4"])
     assert refusal(of.parse, [*plain, "--actors", "1"]).endswith(" has --lag 0 and --num-envs 1.")
 

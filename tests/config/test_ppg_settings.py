@@ -13,7 +13,7 @@ from tfrl.config import reader
         (["--env", "Pendulum-v1"], "Pendulum-v1 has continuous ones; use ppo"),
         (
             ["--aux-minibatches", "15"],
-            "--num-steps must be divisible by --aux-minibatches 15; got 256; use 240 or 360",
+            "--num-steps must be divisible by --aux-minibatches 15; got 256",
         ),
         (["--policy-updates", "0"], "--policy-updates must be at least 1"),
         (["--actor-timeout", "5"], "leave --actors, --actor-timeout and --lag out"),

@@ -307,11 +307,11 @@ BAD_FLAGS = [
     ("--distribution-mode exploration --start-level 5", "has no effect: exploration is a single level;"),
     ("--seed -1", "--seed must be at least 0 and at most 2147483647; got -1."),
     ("--seed 2147483648", "at most 2147483647; got 2147483648."),
-    ("--num-steps 100", "--num-steps must be divisible by --num-minibatches 8; got 100; use 96 or 104."),
-    ("--num-envs 64 --replicas 3", "by the number of replicas, 3; got 64; use 63 or 66."),
-    ("--num-envs 1 --replicas 2", "got 1; use 2."),
-    ("--micro-batch 1000", "a replica's minibatch of 2048 samples; got 1000; use 512 or 1024."),
-    ("--micro-batch 4096", "got 4096; use 2048."),
+    ("--num-steps 100", "--num-steps must be divisible by --num-minibatches 8; got 100."),
+    ("--num-envs 64 --replicas 3", "by the number of replicas, 3; got 64."),
+    ("--num-envs 1 --replicas 2", "got 1."),
+    ("--micro-batch 1000", "a replica's minibatch of 2048 samples; got 1000."),
+    ("--micro-batch 4096", "got 4096."),
     ("--micro-batch 2048 --replicas 2", "a replica's minibatch of 1024 samples"),
     ("--total-steps 16383", "--num-envs 64 x --num-steps 256 = 16384; got 16383."),
     ("--critic-lr 1e-4 --share-torso", "--critic-lr 0.0001 needs --no-share-torso"),
@@ -386,9 +386,9 @@ def test_settings_that_do_not_fit_the_topology_are_refused():
     config = parse([])
     config.check_topology(workers=4, replicas_per_worker=2)
     sentence = refusal(config.check_topology, 3, 2)
-    assert "6 (3 workers x 2); got 64; use 60 or 66." in sentence
+    assert "6 (3 workers x 2); got 64." in sentence
     small = parse(["--micro-batch", "2048"])
-    assert "minibatch of 1024 samples; got 2048; use 1024." in refusal(small.check_topology, 2, 1)
+    assert "minibatch of 1024 samples; got 2048." in refusal(small.check_topology, 2, 1)
 
 
 LARGEST = (

@@ -33,7 +33,7 @@ def test_the_settings_survive_their_file(tmp_path):
         (["--dataset", "cifar11"], "did you mean cifar10"),
         (["--dataset", "procgen_frames/game"], "procgen_frames/games"),
         (["--batch-size", "0"], "--batch-size must be at least 1"),
-        (["--batch-size", "33", "--replicas", "2"], "32 or 34"),
+        (["--batch-size", "33", "--replicas", "2"], "got 33"),
         (["--micro-batch", "4"], "batch normalization"),
         (["--model", "impala", "--normalization", "group"], "no normalization to choose"),
         (["--model", "impala", "--weight-decay", "0"], "--model impala has no weight decay"),

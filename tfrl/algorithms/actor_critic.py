@@ -12,7 +12,6 @@ from tfrl.algorithms.acting import EXTRAS, ActingActorCritic
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE
-from tfrl.cli.words import divisors_near
 from tfrl.config.actors import DistributedSettings
 from tfrl.config.run import ENVS, Network, ScheduledLearning
 from tfrl.envs import registry
@@ -88,8 +87,7 @@ class RolloutSettings(Network, Rollouts, DistributedSettings):
             raise UserError(f"{product} is more than {MOST}, the most env steps of one update.")
         if self.memory != "none" and self.sequence_length and self.num_steps % self.sequence_length:
             raise UserError(
-                f"--sequence-length must divide --num-steps {self.num_steps}; got {self.sequence_length}; "
-                f"use {divisors_near(self.num_steps, self.sequence_length)}."
+                f"--sequence-length must divide --num-steps {self.num_steps}; got {self.sequence_length}."
             )
         if self.total_steps < self.steps_per_update:
             raise UserError(f"--total-steps must be at least one update, {product}; got {self.total_steps}.")

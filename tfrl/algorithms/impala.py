@@ -17,7 +17,6 @@ import numpy as np
 from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSettings, flat, units_of_part
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE
-from tfrl.cli.words import multiples_near
 from tfrl.config.actors import DISTRIBUTED_SECTIONS
 from tfrl.config.run import ENVS, Network, Task
 from tfrl.envs import registry
@@ -130,8 +129,7 @@ class Config(IMPALA, RolloutSettings):
         if self.num_envs % slices:
             by = f"--num-minibatches {self.num_minibatches}"
             by = f"the number of replicas, {replicas}, times {by}" if replicas > 1 else by
-            near = multiples_near(self.num_envs, slices)
-            raise UserError(f"--num-envs must be divisible by {by}; got {self.num_envs}; use {near}.")
+            raise UserError(f"--num-envs must be divisible by {by}; got {self.num_envs}.")
         envs, part = self.num_envs // slices, self.micro_batch
         if part % self.num_steps or (part and envs * self.num_steps % part):
             raise UserError(

@@ -25,7 +25,6 @@ from tfrl.algorithms.ppo import PPO, Estimates, PPOAgent
 from tfrl.algorithms.ppo import PRESETS as _OF_PPO
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, NOT_NEGATIVE, POSITIVE, Range
-from tfrl.cli.words import multiples_near
 from tfrl.config.actors import Actors, Learners
 from tfrl.config.run import Hardware, Network, Run, Task
 from tfrl.envs import registry
@@ -143,10 +142,9 @@ class Config(PPG, ppo.Config):
                 "and --lag out."
             )
         if self.num_steps % self.aux_minibatches:
-            divisor = math.lcm(self.num_minibatches, self.aux_minibatches)
             raise UserError(
                 f"--num-steps must be divisible by --aux-minibatches {self.aux_minibatches}; got "
-                f"{self.num_steps}; use {multiples_near(self.num_steps, divisor)}."
+                f"{self.num_steps}."
             )
 
 

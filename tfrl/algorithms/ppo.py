@@ -16,7 +16,6 @@ import numpy as np
 from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSettings, flat, units_of_part
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import FRACTION, NATURAL, NOT_NEGATIVE, POSITIVE, Range
-from tfrl.cli.words import divisors_near, multiples_near
 from tfrl.config.actors import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Network, Task
 from tfrl.envs import registry
@@ -219,8 +218,7 @@ class Config(PPO, RolloutSettings):
         share = self.rows_per_step // (workers * replicas_per_worker)
         if self.micro_batch and share % self.micro_batch:
             raise UserError(
-                f"--micro-batch must divide a replica's minibatch of {share} samples; got "
-                f"{self.micro_batch}; use {divisors_near(share, self.micro_batch)}."
+                f"--micro-batch must divide a replica's minibatch of {share} samples; got {self.micro_batch}."
             )
 
     def _check_sequences(self, replicas: int) -> None:
@@ -230,13 +228,12 @@ class Config(PPO, RolloutSettings):
             of_replicas = f" on each of {replicas} replicas" if replicas > 1 else ""
             raise UserError(
                 f"--num-minibatches {self.num_minibatches} with sequences of {length} steps needs "
-                f"--num-envs to be a multiple of {block}{of_replicas}; got {self.num_envs}; use "
-                f"{multiples_near(self.num_envs, replicas * block)}, or a smaller --sequence-length."
+                f"--num-envs to be a multiple of {block}{of_replicas}; got {self.num_envs}."
             )
         if self.micro_batch % length:
             raise UserError(
                 f"--micro-batch must be whole sequences of {length} steps with --memory {self.memory}; got "
-                f"{self.micro_batch}; use {multiples_near(self.micro_batch, length)}."
+                f"{self.micro_batch}."
             )
 
     def default_preset(self) -> str:
@@ -277,7 +274,7 @@ class Config(PPO, RolloutSettings):
         if self.minibatch_size % self.num_envs:
             raise UserError(
                 f"--minibatch-size must be a multiple of --num-envs {self.num_envs}; got "
-                f"{self.minibatch_size}; use {multiples_near(self.minibatch_size, self.num_envs)}."
+                f"{self.minibatch_size}."
             )
         if self.minibatch_size > self.steps_per_update:
             raise UserError(
@@ -292,7 +289,7 @@ class Config(PPO, RolloutSettings):
         if self.memory == "none" and not self.minibatch_size and self.num_steps % self.num_minibatches:
             raise UserError(
                 f"--num-steps must be divisible by --num-minibatches {self.num_minibatches}; got "
-                f"{self.num_steps}; use {multiples_near(self.num_steps, self.num_minibatches)}."
+                f"{self.num_steps}."
             )
         # A failure with one worker is a failure with more workers, whose shares are fractions of its share.
         self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))

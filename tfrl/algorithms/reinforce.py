@@ -13,7 +13,6 @@ from tfrl.algorithms.acting import ActingNetwork
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import ANY, COUNT, MOST, NOT_NEGATIVE, POSITIVE, TIMEOUT, NoResult, Range
-from tfrl.cli.words import multiples_near
 from tfrl.config.run import ENVS, Hardware, Learning, RLSettings, Run, Task, Torso
 from tfrl.envs import registry
 from tfrl.experience.rollout import EpisodeBatch, normalized
@@ -149,8 +148,7 @@ class Config(Observers, REINFORCE, RLSettings):
             )
         if self.observers and self.num_envs % self.observers:
             raise UserError(
-                f"--num-envs must be divisible by --observers {self.observers}; got {self.num_envs}; "
-                f"use {multiples_near(self.num_envs, self.observers)}."
+                f"--num-envs must be divisible by --observers {self.observers}; got {self.num_envs}."
             )
         if self.ray_address is not None and not self.observers:
             raise UserError("--ray-address needs --observers: without observers nothing runs on Ray.")

@@ -19,16 +19,3 @@ def size(num_bytes: float) -> str:
     while num_bytes >= 1000 and len(units) > 1:
         num_bytes, _ = num_bytes / 1000, units.pop(0)
     return f"{num_bytes:.3g} {units[0]}"
-
-
-def multiples_near(value: int, divisor: int) -> str:
-    """The multiples of `divisor` on both sides of `value`: "60 or 64"; "64" where nothing is below."""
-    below = value // divisor * divisor
-    return f"{below} or {below + divisor}" if below else f"{divisor}"
-
-
-def divisors_near(value: int, wanted: int) -> str:
-    """The nearest divisors of `value` below and above `wanted`, as text."""
-    below = next((str(d) for d in range(min(wanted, value + 1) - 1, 0, -1) if value % d == 0), None)
-    above = next((str(d) for d in range(wanted + 1, value + 1) if value % d == 0), None)
-    return " or ".join(filter(None, (below, above)))

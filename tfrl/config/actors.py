@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeGuard
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import SETTINGS_FILE, TIMEOUT, NoResult, Range
-from tfrl.cli.words import multiples_near
 from tfrl.config import algorithm_of, from_yaml
 from tfrl.config.run import Hardware, RLSettings, Run, ScheduledLearning
 
@@ -106,10 +105,7 @@ class DistributedSettings(Actors, Learners, Lag, ScheduledLearning, RLSettings):
         """Raises UserError for the first setting that cannot work on any machine."""
         super().check()
         if self.actors and self.num_envs % self.actors:
-            raise UserError(
-                f"--num-envs must be divisible by --actors {self.actors}; got {self.num_envs}; "
-                f"use {multiples_near(self.num_envs, self.actors)}."
-            )
+            raise UserError(f"--num-envs must be divisible by --actors {self.actors}; got {self.num_envs}.")
         if self.ray_address is not None and not self.actors and self.learners == 1:
             raise UserError("--ray-address needs --actors or --learners: without these nothing runs on Ray.")
         if self.learners > 1 and self.strategy not in ("auto", "multi-worker"):
@@ -129,12 +125,11 @@ class DistributedSettings(Actors, Learners, Lag, ScheduledLearning, RLSettings):
             made_of = f" ({workers} workers x {replicas_per_worker})" if workers > 1 else ""
             raise UserError(
                 f"--num-envs must be divisible by the number of replicas, {replicas}{made_of}; "
-                f"got {self.num_envs}; use {multiples_near(self.num_envs, replicas)}."
+                f"got {self.num_envs}."
             )
         if self.actors % workers:
             raise UserError(
-                f"--actors must be divisible by the number of learners, {workers}; got {self.actors}; "
-                f"use {multiples_near(self.actors, workers)}."
+                f"--actors must be divisible by the number of learners, {workers}; got {self.actors}."
             )
 
     @property

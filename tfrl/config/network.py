@@ -9,7 +9,6 @@ import resnet
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag, nearest
 from tfrl.cli.settings import FRACTION, NATURAL, POSITIVE, WIDTH, Range
-from tfrl.cli.words import multiples_near
 from tfrl.envs import callables, registry
 from tfrl.envs.spec import EnvSettings
 from tfrl.ops.optimizers import OptimizerSettings
@@ -146,10 +145,7 @@ def check(config: RLSettings) -> None:
     if isinstance(config, Network) and config.freeze_torso and config.torso_weights is None:
         raise UserError("--freeze-torso needs --torso-weights: random weights would stay random.")
     if isinstance(config, Network) and config.memory_size % 16:
-        raise UserError(
-            f"--memory-size must be a multiple of 16; got {config.memory_size}; "
-            f"use {multiples_near(config.memory_size, 16)}."
-        )
+        raise UserError(f"--memory-size must be a multiple of 16; got {config.memory_size}.")
 
 
 def _check_torso(config: RLSettings, spelled: str, torso: str) -> None:
