@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
@@ -113,21 +114,17 @@ class Progress:
         highlights: Callable[[Mapping[str, float]], list[str]] | None = None,
     ) -> None:
         self.total_steps = total_steps
+        self.env_steps: float = start_step
+        self.phase = "starting"
         self._unit = unit
         self._highlights = highlights or _episode_texts
-        self.env_steps: float = start_step
-        self.taken = 0  # env steps, with those of an unfinished update; they may be ahead of the bar
-        # False at the last step until its metrics are there, because an evaluation may come before.
-        self._is_over = start_step >= total_steps
-        self.phase = "starting"
         self._clock = clock
         self._started = clock()
         self._metrics: Mapping[str, float] = {}
-        # (time, steps) at the start and after the last updates of this process.
-        self._marks: tuple[tuple[float, float], ...] = ((self._started, start_step),)
-        # The same at the first and the last steady step of the first update.
-        self._early_marks: tuple[tuple[float, float], ...] = ()
-        self._num_updates = 0
+        # False at the last step until its metrics are there, because an evaluation may come before.
+        self._is_over = False
+        # (time, steps) after the last updates; the first mark is the first steady step of the first update.
+        self._marks: deque[tuple[float, float]] = deque(maxlen=_RATE_WINDOW)
 
     def advance_to(self, env_steps: float, *, steady: bool = False) -> None:
         """Takes the state within an update. It takes 0.1 µs, so it may be called at every env step.
@@ -135,33 +132,24 @@ class Progress:
         `steady`: True if the pace is that of the rest of the run, so that it predicts the time left.
         """
         self.env_steps = min(env_steps, self.total_steps)
-        if steady and self._num_updates == 0:
-            self._early_marks = (*self._early_marks[:1], self._mark(env_steps))
+        if steady and not self._marks:
+            self._mark()
 
     def finish_update(self, env_steps: int, metrics: Mapping[str, float]) -> None:
         """Takes the state after an update, and its metrics, named as in progress.csv."""
         self.env_steps = env_steps
         self._is_over = env_steps >= self.total_steps
         self._metrics = dict(metrics)
-        self._num_updates += 1
-        # The first update compiles and is slower, so the second one drops the mark before it.
-        marks = self._marks[1:] if self._num_updates == 2 else self._marks
-        self._marks = (*marks, self._mark(env_steps))[-_RATE_WINDOW:]
+        self._mark()
 
-    def finish_part(self, env_steps: float) -> None:
-        """Takes the state after a part of an update."""
-        self.env_steps = env_steps
-        self._marks = (*self._marks, self._mark(env_steps))[-_RATE_WINDOW:]
-        if self._early_marks and self._num_updates == 0:
-            self._early_marks = (*self._early_marks[:1], self._marks[-1])
-
-    def forget_pace(self, env_steps: int) -> None:
+    def forget_pace(self) -> None:
         """Forgets the speed, and begins a new estimate of the time left, because the pace changes here."""
         self._metrics = {k: v for k, v in self._metrics.items() if k != _SPEED}
-        self._marks, self._early_marks = (self._mark(env_steps),), ()
+        self._marks = deque(maxlen=_RATE_WINDOW)
+        self._mark()
 
-    def _mark(self, env_steps: float) -> tuple[float, float]:
-        return self._clock(), env_steps
+    def _mark(self) -> None:
+        self._marks.append((self._clock(), self.env_steps))
 
     @property
     def elapsed(self) -> float:
@@ -170,25 +158,21 @@ class Progress:
 
     @property
     def seconds_left(self) -> float:
-        """An estimate from the last updates, or from the later steps of the first update; NaN before."""
-        marks = self._marks if self._num_updates or not self._early_marks else self._early_marks
-        if len(marks) < 2 or marks[-1][1] <= marks[0][1]:
+        """An estimate from the pace since the first mark; NaN before."""
+        if not (marks := self._marks):
             return math.nan
-        (first_time, first_steps), (last_time, last_steps) = marks[0], marks[-1]
-        pace = (last_time - first_time) / (last_steps - first_steps)
-        left = (self.total_steps - last_steps) * pace
-        return max(0.0, left - (self._clock() - last_time))
-
-    @property
-    def _shown(self) -> float:
-        return max(self.env_steps, self.taken)
+        began, steps = marks[0]
+        if self.env_steps <= steps:
+            return math.nan
+        pace = (self._clock() - began) / (self.env_steps - steps)
+        return max(0.0, self.total_steps - self.env_steps) * pace
 
     @property
     def fraction(self) -> float:
         """The part done, 0 to 1."""
         if self._is_over:
             return 1.0
-        return min(self._shown, self.total_steps - 1) / self.total_steps
+        return min(self.env_steps, self.total_steps - 1) / self.total_steps
 
     def percent_text(self) -> str:
         """Rounded down: 100% means done."""
@@ -196,7 +180,7 @@ class Progress:
 
     def steps_text(self) -> str:
         """Steps done and in all."""
-        return f"{int(self._shown):,} / {self.total_steps:,} {self._unit}"
+        return f"{int(self.env_steps):,} / {self.total_steps:,} {self._unit}"
 
     def eta_text(self) -> str:
         """The time left, "ETA --" without an estimate, or the time that the run took."""

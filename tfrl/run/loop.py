@@ -100,11 +100,6 @@ class Learner(ABC):
         """The place of the run in messages, such as "update 4"."""
 
     @property
-    def position(self) -> float:
-        """The steps to show as done; also grows within a long update."""
-        return self.steps_done
-
-    @property
     @abstractmethod
     def is_over(self) -> bool:
         """True on all workers if no update follows. False within an unfinished update."""
@@ -370,7 +365,7 @@ class Run:
         update.
         """
         self._session.changed()
-        self._session.console.progress.taken = self._steps_taken
+        self._session.advance_to(self._steps_taken)
         self._unsaved += 1
         if self._unsaved >= self.config.checkpoint_every:
             self._save()
@@ -433,9 +428,8 @@ class Run:
             learner.describe(session.writer)
         session.console.summary(learner.summary(logged))
         session.console.start(
-            Progress(learner.total_steps, learner.position, unit=learner.unit, highlights=learner.highlights)
+            Progress(learner.total_steps, self._steps_taken, unit=learner.unit, highlights=learner.highlights)
         )
-        session.console.progress.taken = self._steps_taken
         for callback in self._callbacks:
             callback.on_start(self._shown)
 

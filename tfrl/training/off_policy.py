@@ -97,8 +97,8 @@ class OffPolicyLearner(EnvLearner):
                 if learns:
                     session.advance_to(env_steps)
                     if config.train_every > _MEANWHILE:
-                        self._finish_learning(env_steps)
-            self._finish_learning(env_steps)
+                        self._finish_learning()
+            self._finish_learning()
         played = self._runtime.gather_envs(np.stack([rewards, first.astype(np.float32)]))
         self._episodes.add(played[0], played[1].astype(bool))
         seconds = time.perf_counter() - began
@@ -126,11 +126,11 @@ class OffPolicyLearner(EnvLearner):
         clock, due = self._clock, self._config.gradient_steps_due(env_steps)
         while self._gradient_steps < due:
             if self._config.prioritized_replay:  # priorities depend on the errors
-                self._finish_learning(env_steps)
+                self._finish_learning()
             began = time.perf_counter()
             prepared = self._prepare(env_steps)
             clock["replay"] += time.perf_counter() - began
-            self._finish_learning(env_steps)
+            self._finish_learning()
             began = time.perf_counter()
             self._pending = prepared, self.agent.begin_gradient_steps(prepared)
             self._gradient_steps += prepared.steps
@@ -152,7 +152,7 @@ class OffPolicyLearner(EnvLearner):
         done, iteration = self._gradient_steps, self._session.step
         return agent.prepare(batch, noise, steps_done=done, count=count, iteration=iteration)
 
-    def _finish_learning(self, env_steps: int) -> None:
+    def _finish_learning(self) -> None:
         """Waits for the gradient steps that are under way, if any are."""
         if self._pending is None:
             return
@@ -164,7 +164,7 @@ class OffPolicyLearner(EnvLearner):
         self._sums.update(metrics)
         if not self._has_learned:  # after random steps, thousands a second, turns may take seconds each
             self._has_learned = True
-            self._session.console.progress.forget_pace(env_steps)
+            self._session.console.progress.forget_pace()
 
     def _least_share(self) -> float | None:
         """The least chance of a row to be drawn for its env, of all envs. A collective."""

@@ -128,7 +128,6 @@ class PhasicLearner(OnPolicyLearner):
             epoch, share = divmod(self._parts_done - length, length)
             self._learn_share(epoch, share)
         self._parts_done += 1
-        session.console.progress.finish_part(self.position)
         seconds = time.perf_counter() - began
         session.watchdog.measured(seconds)
         session.seconds += seconds
@@ -141,7 +140,7 @@ class PhasicLearner(OnPolicyLearner):
         at_once = self._config.num_steps // self._config.aux_minibatches
         parts = []
         for t in range(0, self._config.num_steps, at_once):
-            self._advance_to(t / self._config.num_steps)
+            self._session.watchdog.beat()
             rows = [self._files.stretch(kind, update, t, t + at_once) for kind in self._inputs]  # [B, b, ...]
             logits = self.agent.logits(*map(self._by_replica, rows))
             parts.append(logits.reshape(*rows[0].shape[:2], -1))
@@ -159,7 +158,7 @@ class PhasicLearner(OnPolicyLearner):
         orders = orders.reshape(len(orders), steps)
         begin = share * config.aux_minibatches
         for k in range(begin, begin + config.aux_minibatches):
-            self._advance_to((k - begin) / config.aux_minibatches)
+            session.watchdog.beat()
             at = orders[:, k * each : (k + 1) * each]
             kinds = ("observations", "targets", "logits", *self._inputs[1:])
             batch = (self._by_replica(self._files.take(kind, updates, at)) for kind in kinds)
@@ -171,28 +170,10 @@ class PhasicLearner(OnPolicyLearner):
                 )
             self._sums = [total + float(x) for total, x in zip(self._sums, metrics, strict=True)]
 
-    def _advance_to(self, share: float) -> None:
-        """Shows the progress within a part of the auxiliary phase."""
-        self._session.advance_to(self._at(share))
-
-    def _at(self, share: float) -> float:
-        """The env steps to show. The auxiliary phase and the update before it share the env steps of this
-        update.
-        """
-        if self._session.step == self._updates[-1]:
-            done = 0 if self._held is None else 1 + self._parts_done
-            share = (done + share) / (1 + self._parts)
-        return super()._at(share)
-
     @property
     def place(self) -> str:
         """The place of the run in messages: an update, such as "update 4", or its auxiliary phase."""
         return super().place.replace("within", "in the auxiliary phase of")
-
-    @property
-    def position(self) -> float:
-        """The env steps to show as done, with the finished share of the auxiliary phase."""
-        return self._at(0.0)
 
     def _by_replica(self, array: np.ndarray) -> np.ndarray:
         """Reshapes [R * B, b, ...] to [R, B * b, ...]."""
