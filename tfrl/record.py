@@ -16,7 +16,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.settings import NATURAL
 from tfrl.cli.streams import quiet_start
 from tfrl.config import run_folder
-from tfrl.config.task import Task, check
+from tfrl.config.run import Task, check_task
 from tfrl.envs import registry
 from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec
@@ -111,7 +111,7 @@ class UniformPolicy:
 def _task_without_run(env: str, seed: int | None) -> Task:
     """The task of playing an env on all its levels. Raises UserError if there is no such env."""
     task = Task(env=registry.own_name(env), seed=1 if seed is None else seed)
-    check(task)
+    check_task(task)
     return dataclasses.replace(task, num_levels=0) if task.has_unseen_levels else task
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tfrl.algorithms.ppo import Config
-from tfrl.config.task import Task
+from tfrl.config.run import Task
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 

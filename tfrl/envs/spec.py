@@ -246,7 +246,7 @@ class Box(ActionSpec):
 
 
 class EnvSettings:
-    """The settings of an env; `tfrl.config.task.Task` explains them."""
+    """The settings of an env; `tfrl.config.run.Task` explains them."""
 
     env: str
     env_kwargs: Mapping[str, Any]
@@ -264,7 +264,7 @@ class EnvSpec(EnvSettings):
 
     `num_levels=0` is the full distribution of levels; envs without levels ignore these fields.
     `num_threads`, `num_processes` and `render` change only the speed; `VecEnv.render` needs `render`.
-    `env_kwargs`, `frame_skip`, `max_episode_steps` and `action_masks` are as in `tfrl.config.task.Task`.
+    `env_kwargs`, `frame_skip`, `max_episode_steps` and `action_masks` are as in `tfrl.config.run.Task`.
     """
 
     env: str

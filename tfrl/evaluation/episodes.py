@@ -14,7 +14,7 @@ import numpy as np
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.streams import tell
-from tfrl.config.task import Task, check
+from tfrl.config.run import Task, check_task
 from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
 from tfrl.envs.registry import LEVEL_SETS, TRAIN
@@ -218,7 +218,7 @@ def level_spec(task: Any, level_set: str, num_envs: int, use: rng.Use = rng.Use.
 
 def check_plays(config: Task, task: Task) -> None:
     """Raises UserError if there is no such env, or a policy trained with `config` cannot play it."""
-    check(task)
+    check_task(task)
     if registry.specs(task) != registry.specs(config):
         raise UserError(
             f"{task.env} and {config.env} have different observations or actions, so this policy cannot "

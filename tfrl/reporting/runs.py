@@ -17,8 +17,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.settings import SETTINGS_FILE, is_of
 from tfrl.config import hyperparameters, of_run
-from tfrl.config.run import RLSettings
-from tfrl.config.task import Task
+from tfrl.config.run import RLSettings, Task
 from tfrl.envs.published import normalized_return, published_curve
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, family
 from tfrl.run import results
