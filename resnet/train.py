@@ -12,8 +12,6 @@ from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.signals import held_back
 from tfrl.cli.streams import quiet_start
-from tfrl.evaluation import policy
-from tfrl.run.console import Console
 from tfrl.run.folder import take_run
 from tfrl.workers import tf_config
 
@@ -34,9 +32,6 @@ def main(arguments: Sequence[str]) -> int:
         workers = 1 if cluster is None else cluster.num_workers
         config.check_topology(workers, max(1, config.replicas))
         with take_run(config, cluster, READER.from_yaml) as config:
-            if cluster is None and policy.results_of_newest(config.run_dir):
-                Console(enabled=True).message(config.completed)
-                return 0
             with quiet_start(), held_back():
                 from resnet.supervised import learner
             return learner.train(config, cluster)

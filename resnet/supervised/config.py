@@ -16,7 +16,6 @@ from tfrl.cli import settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag, nearest, shown
 from tfrl.cli.settings import COUNT, NATURAL, NOT_NEGATIVE, POSITIVE, WIDTH, Range, Reader
-from tfrl.run.folder import RESULTS_FILE
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -150,11 +149,6 @@ class Config(Run, Learning, Task, settings.Settings):
     def steps_per_update(self) -> int:
         """Images of one update, which is one gradient step."""
         return self.batch_size
-
-    @property
-    def completed(self) -> str:
-        """The sentence for a run that is complete."""
-        return f"{self.run_dir} is complete; see its {RESULTS_FILE}."
 
     def complete(self) -> Self:
         """These settings with the data set's full name, and the run's folder."""

@@ -210,7 +210,7 @@ class ImageLearner(loop.Learner):
 
     def completed(self, stopped: str | None) -> str:
         """The sentence for a run that is complete."""
-        return self._config.completed
+        return f"{self._config.run_dir} is complete; see its results.json."
 
     # State
 

@@ -1,33 +1,15 @@
-"""A run that is complete is told so at once."""
+"""A run that is complete is not trained again."""
 
 import dataclasses
 import shutil
-import subprocess
-import sys
 
 import pytest
 from learners import train
-from processes import ROOT
 from refusals import refusal
 from small_run import SMALL
 
-from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
-from tfrl.training import command
-
-TOLD = """
-import sys, {module}
-code = {module}.main(["--config", {settings!r}])
-print(code, "tensorflow" in sys.modules)
-"""
-
-
-def again(module, run):
-    """What the same command prints, its exit code, and whether it imported TensorFlow."""
-    script = TOLD.format(module=module, settings=str(run / "config.yaml"))
-    return subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout
+from tfrl.run.console import Console
 
 
 @pytest.fixture(scope="module")
@@ -38,30 +20,20 @@ def config(tmp_path_factory):
     return config
 
 
-def test_a_complete_run_is_reported_before_tensorflow_is_imported(config):
-    said = again("tfrl.ppo", config.run_dir)
-    assert f"{config.run_dir} is complete; more --total-steps would" in said and said.endswith("0 False\n")
+def test_a_complete_run_is_not_trained_again(config, capsys):
+    before = {path: path.read_bytes() for path in config.run_dir.rglob("*") if path.is_file()}
+    assert train(config) == 0
+    assert f"{config.run_dir} is complete; more --total-steps would" in capsys.readouterr().out
+    after = {path: path.read_bytes() for path in config.run_dir.rglob("*") if path.is_file()}
+    assert after == before
 
 
-def test_a_complete_supervised_run_is_reported_before_tensorflow_is_imported(tmp_path):
+def test_a_complete_supervised_run_is_not_trained_again(tmp_path, capsys):
     from test_resnet_train import run
 
-    assert run(tmp_path, "whole", epochs=1)[0] == 0
-    said = again("resnet.train", tmp_path / "whole")
-    assert f"{tmp_path / 'whole'} is complete; see its results.json" in said and said.endswith("0 False\n")
-
-
-def test_a_run_is_complete_by_its_settings_and_its_newest_checkpoint(config):
-    assert command.told_complete(config)
-    assert command.told_complete(dataclasses.replace(config, total_steps=512)) is None
-    with pytest.raises(UserError, match="is at 256 env steps"):
-        command.told_complete(dataclasses.replace(config, total_steps=128))
-    (newest,) = (config.run_dir / "checkpoints").glob("update-00000002")
-    newest.rename(newest.parent / "elsewhere")
-    try:
-        assert command.told_complete(config) is None
-    finally:
-        (newest.parent / "elsewhere").rename(newest)
+    first = run(tmp_path, "whole", epochs=1)
+    assert first[0] == 0 and run(tmp_path, "whole", epochs=1, console=Console()) == first
+    assert f"{tmp_path / 'whole'} is complete; see its results.json" in capsys.readouterr().out
 
 
 def test_a_run_that_is_longer_than_asked_for_is_refused(config, tmp_path):

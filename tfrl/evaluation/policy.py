@@ -99,20 +99,6 @@ def has_policy(run: Path) -> bool:
     return exported or bool(CheckpointStore(run / "checkpoints", keep=1).updates())
 
 
-def results_of_newest(run: Path) -> dict[str, Any] | None:
-    """The results of a run if they belong to the weights of its newest checkpoint, otherwise None.
-
-    Raises UserError if there are checkpoints, but none is valid.
-    """
-    written = results.read(run)
-    if written is None:
-        return None
-    found = CheckpointStore(run / "checkpoints", keep=1).load(lambda sentence: None)
-    if found is None or written.get("weights_sha256") != results.weights_sha256(weights_of(found.learner)):
-        return None
-    return written
-
-
 def _exports(path: Path) -> tuple[Path, Path]:
     """The files that have the weights in a run's folder, and in an export's folder."""
     return path / "export" / WEIGHTS_FILE, path / WEIGHTS_FILE

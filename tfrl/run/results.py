@@ -38,22 +38,20 @@ def read(run: Path) -> dict[str, Any] | None:
     return read_json(run / RESULTS_FILE)
 
 
-def are_of_all(found: Mapping[str, Any] | None, config: RLSettings, env_steps: float | None = None) -> bool:
+def are_of_all(found: Mapping[str, Any] | None, config: RLSettings, env_steps: float) -> bool:
     """True if a run with these results is complete for these settings: --total-steps, --max-episodes or
     --solved-at.
 
     Args:
       found: the results, or None.
       config: the settings, which may ask for a longer run.
-      env_steps: the env steps of the run; by default those of the results.
+      env_steps: the env steps of the run.
     """
     if found is None:
         return False
-    reached, at = (_number(found.get(name)) for name in ("episode_return", "env_steps"))
-    at = at if env_steps is None else env_steps
     enough = config.max_episodes is not None and _number(found.get("episodes")) >= config.max_episodes
-    solved = config.solved_at is not None and reached >= config.solved_at
-    return at >= config.run_steps or enough or solved
+    solved = config.solved_at is not None and _number(found.get("episode_return")) >= config.solved_at
+    return env_steps >= config.run_steps or enough or solved
 
 
 def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

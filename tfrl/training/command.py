@@ -25,12 +25,9 @@ from tfrl.config.actors import LEARNER, DistributedSettings, check_ray, leads
 from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.callables import find, is_importable, is_name, search_path
-from tfrl.evaluation import policy
 from tfrl.experience import replay, rollout
 from tfrl.networks.weights import check_torso
-from tfrl.run import results
 from tfrl.run.callbacks import Callback
-from tfrl.run.console import Console
 from tfrl.run.folder import check_run_folder, has_checkpoint, take_run
 from tfrl.training import start_from
 from tfrl.workers import tf_config
@@ -93,11 +90,6 @@ class Command:
         if leads(config):
             return launch_workers(config, reader.command.removeprefix("python -m "), arguments)
         with endings.before_training(), take_run(config, cluster, reader.from_yaml) as config:
-            # Several workers check this together in the trainer, because a shared disk may show a file to one
-            # of them first.
-            if cluster is None and (told := told_complete(config)):
-                Console(enabled=True).message(told)
-                return 0
             with quiet_start(), held_back():
                 import tensorflow  # noqa: F401 - here, where signals wait
 
@@ -263,42 +255,3 @@ def _on_nodes(config: DistributedSettings) -> Nodes:
     from tfrl.remote.learners import Nodes  # which imports Ray, and may not be there
 
     return Nodes(config)
-
-
-def told_complete(config: RLSettings) -> str | None:
-    """The sentence for a complete run, whose results belong to its newest checkpoint; None otherwise.
-
-    Raises UserError like `check_length`, and if no checkpoint is valid.
-    """
-    found = policy.results_of_newest(config.run_dir)
-    if found is None or not results.are_of_all(found, config):
-        return None
-    check_length(config, found["env_steps"])
-    return complete_sentence(config, found["env_steps"])
-
-
-def check_length(config: RLSettings, env_steps: int) -> None:
-    """Raises UserError if the run has more env steps than --total-steps."""
-    beyond = config.steps_per_update - 1 if config.updates_vary else 0  # the largest possible end of the run
-    if env_steps > config.run_steps + beyond:
-        raise UserError(
-            f"{config.run_dir} is at {env_steps:,} env steps, and --total-steps {config.total_steps:,} is "
-            "less; give at least as many to resume it, or choose another --run-name."
-        )
-
-
-def complete_sentence(config: RLSettings, env_steps: int, stopped: str | None = None) -> str:
-    """The sentence that says that the run is complete, and what would continue it.
-
-    `stopped` is the reason of the callback that stopped the run, or None.
-    """
-    if stopped is not None:
-        advice = f"a callback stopped it ({stopped})"
-    elif env_steps < config.run_steps:
-        ends = [flag(name) for name in ("solved_at", "max_episodes") if getattr(config, name) is not None]
-        advice = f"with a higher {' or '.join(ends)}, it would continue"
-    elif "total_steps" in config.may_change:
-        advice = "more --total-steps would continue it"
-    else:
-        advice = f"it followed --total-steps to the end; --start-from {config.run_dir} starts another run"
-    return f"{config.run_dir} is complete; {advice}."

@@ -12,6 +12,7 @@ import numpy as np
 from tfrl import config as settings
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import UserError
+from tfrl.cli.flags import flag
 from tfrl.config.run import RLSettings
 from tfrl.envs.published import normalized_return
 from tfrl.envs.spec import EnvSpec
@@ -26,7 +27,7 @@ from tfrl.run.loop import Conclusion, Learner
 from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
 from tfrl.run.session import Session
 from tfrl.training import callbacks as own_callbacks
-from tfrl.training import command, start_from, summary
+from tfrl.training import start_from, summary
 from tfrl.workers import machine
 from tfrl.workers.strategy import Runtime
 
@@ -212,11 +213,27 @@ class EnvLearner(Learner):
 
     def check_length(self, found_steps: int) -> None:
         """Raises UserError if the checkpoint has more env steps than --total-steps."""
-        command.check_length(self._config, found_steps)
+        config = self._config
+        beyond = config.steps_per_update - 1 if config.updates_vary else 0  # the largest possible end
+        if found_steps > config.run_steps + beyond:
+            raise UserError(
+                f"{config.run_dir} is at {found_steps:,} env steps, and --total-steps {config.total_steps:,} "
+                "is less; give at least as many to resume it, or choose another --run-name."
+            )
 
     def completed(self, stopped: str | None) -> str:
         """The sentence that says that the run is complete, and how to extend it."""
-        return command.complete_sentence(self._config, self.steps_done, stopped)
+        config = self._config
+        if stopped is not None:
+            advice = f"a callback stopped it ({stopped})"
+        elif self.steps_done < config.run_steps:
+            ends = [flag(name) for name in ("solved_at", "max_episodes") if getattr(config, name) is not None]
+            advice = f"with a higher {' or '.join(ends)}, it would continue"
+        elif "total_steps" in config.may_change:
+            advice = "more --total-steps would continue it"
+        else:
+            advice = f"it followed --total-steps to the end; --start-from {config.run_dir} starts another run"
+        return f"{config.run_dir} is complete; {advice}."
 
     # State
 
