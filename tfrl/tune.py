@@ -9,20 +9,18 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
 from tfrl.cli import command_line, endings, signals
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import nearest
 from tfrl.cli.settings import COUNT, NATURAL, expand_home
-from tfrl.cli.streams import Unbreakable, console, tell
+from tfrl.cli.streams import console, tell
 from tfrl.config.actors import how_to_install_ray
 from tfrl.config.run import RLSettings
 from tfrl.evaluation.episodes import evaluation_columns
@@ -74,20 +72,14 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"sweeps need Ray Tune and its packages ({error}): {how_to_install_ray()}") from None
 
     files.make_folder(logdir)
-
-    def outcomes() -> list[Outcome]:
-        return [outcome(sweep, logdir, index) for index in range(len(sweep.trials))]
-
     with locked(logdir, does="sweeps", instead="--logdir"):
         _claim(logdir, sweep)
         _show(f"{len(sweep.trials)} trial(s), {options.parallel} at a time, in {logdir}")
-        stdout: Any = Unbreakable(sys.stdout)
-        with live_table(sweep.metric, outcomes, Console(file=stdout, markup=False, emoji=False)):
-            stopped = on_ray.run(sweep, logdir, options.parallel, _show)
+        stopped = on_ray.run(sweep, logdir, options.parallel, _show)
         if stopped:
             _show("Stopped; the same command continues.")
             return signals.STOP_CODES[stopped]
-        return _conclude(sweep, outcomes())
+        return _conclude(sweep, [outcome(sweep, logdir, index) for index in range(len(sweep.trials))])
 
 
 def _read(arguments: Sequence[str]) -> tuple[Options, Sweep]:
@@ -155,23 +147,6 @@ def _conclude(sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
     if not good:
         raise TrainingError(f"no trial has the column {sweep.metric} in its progress.csv")
     return 0
-
-
-def live_table(metric: str, trials: Callable[[], Sequence[Outcome]], console: Console) -> Live:
-    """Shows the table of the trials while they run, if the console is a terminal.
-
-    Args:
-      metric: that of the sweep.
-      trials: returns the present state of all trials.
-      console: the output.
-    """
-    return Live(
-        get_renderable=lambda: _table(metric, trials()),
-        console=console,
-        auto_refresh=console.is_terminal,
-        refresh_per_second=1,
-        transient=True,
-    )
 
 
 def _table(metric: str, trials: Sequence[Outcome]) -> Table:

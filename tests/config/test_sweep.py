@@ -1,13 +1,11 @@
 """The plan of a sweep: its trials and their flags, drawn by a seed, and what is refused."""
 
 import dataclasses
-import io
 
 import pytest
 from made_runs import make_run
 from processes import ROOT, Answer, assert_refused
 from refusals import refusal
-from rich.console import Console
 
 from tfrl import config as settings
 from tfrl import tune
@@ -162,25 +160,8 @@ def test_another_sweep_is_refused_in_the_same_folder(tmp_path):
 
 
 def trial(tmp_path, **changes):
-    plain = Outcome("trial-000", tmp_path, "running", {"lr": 1e-3}, 7200, 0.5, None, None)
+    plain = Outcome("trial-000", tmp_path, "done", {"lr": 1e-3}, 7200, 0.5, None, None)
     return plain._replace(**changes)
-
-
-def test_the_trials_are_shown_in_a_live_table_on_a_terminal(tmp_path):
-    screen = io.StringIO()
-    shown = Console(file=screen, force_terminal=True, width=160)
-    trials = [trial(tmp_path), trial(tmp_path, name="trial-001", state="waiting")]
-    with tune.live_table("eval_test/return", lambda: trials, shown):
-        pass
-    for part in ("trial-000", "running", "0.001", "7,200", "0.5", "trial-001", "waiting"):
-        assert part in screen.getvalue()
-
-
-def test_no_live_table_is_shown_where_there_is_no_terminal(tmp_path):
-    screen = io.StringIO()
-    with tune.live_table("eval_test/return", lambda: [trial(tmp_path)], Console(file=screen)):
-        pass
-    assert not screen.getvalue()
 
 
 def test_a_metric_that_no_trial_has_is_an_error_in_the_end(tmp_path):

@@ -30,7 +30,7 @@ from tfrl.envs.callables import is_name
 from tfrl.reporting import runs
 from tfrl.run import files
 from tfrl.run.checkpoint import Checkpoint, CheckpointStore
-from tfrl.run.folder import LEFT_FILE, RESULTS_FILE, is_held, read_json
+from tfrl.run.folder import LEFT_FILE, RESULTS_FILE, read_json
 from tfrl.run.metrics import PROGRESS_FILE
 
 _KINDS = ("uniform", "loguniform", "choice")
@@ -296,7 +296,7 @@ class Outcome(NamedTuple):
     Attributes:
       name: the trial's name.
       run: the folder of its newest run.
-      state: waiting, running, done, ended early or failed.
+      state: done, ended early or failed.
       settings: the varied settings of this run.
       env_steps: the env steps that its weights were trained for.
       episode_return: the mean of its last training episodes; NaN before the first one has ended.
@@ -322,7 +322,7 @@ class Row(NamedTuple):
 
 
 def outcome(sweep: Sweep, logdir: Path, index: int) -> Outcome:
-    """The present state of a trial."""
+    """The outcome of a trial after the sweep."""
     name = trial_name(index)
     part, own = current(logdir, name, sweep.trials[index])
     run, error = logdir / part.run, files.read_text(failure_file(logdir, name))
@@ -335,14 +335,9 @@ def outcome(sweep: Sweep, logdir: Path, index: int) -> Outcome:
         env_steps += found.env_steps
         episode_return = found.training_return(found.env_steps)
         rows = rows_with(run / PROGRESS_FILE, sweep.metric)
-    if error is not None:
-        state = "failed"
-    elif (run / RESULTS_FILE).is_file():
-        state = "done"
-    elif (run / LEFT_FILE).exists():
-        state = "ended early"
-    else:
-        state = "running" if is_held(run) else "waiting"
+    state = "failed"  # also if its process was killed
+    if error is None and is_over(logdir, name):
+        state = "done" if (run / RESULTS_FILE).is_file() else "ended early"
     value = rows[-1].value if rows else None
     return Outcome(name, run, state, own, env_steps, episode_return, value, error)
 
