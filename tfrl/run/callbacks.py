@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,11 +12,13 @@ from tfrl.run.checkpoint import pack_json, unpack_json
 
 if TYPE_CHECKING:
     from tfrl.config.run import RLSettings
+    from tfrl.run.loop import Learner
+    from tfrl.run.session import Session
 
 _PREFIX = "callbacks/"
 
 
-class RunOfCallback(Protocol):
+class RunOfCallback:
     """The run as a callback sees it.
 
     Attributes:
@@ -25,43 +27,58 @@ class RunOfCallback(Protocol):
       metrics: the metrics of the last update by name; empty before the first update.
     """
 
-    config: RLSettings
-    folder: Path
-    metrics: dict[str, float]
+    def __init__(self, config: RLSettings, session: Session, learner: Learner) -> None:
+        self.config: RLSettings = config
+        self.folder: Path = config.run_dir
+        self.metrics: dict[str, float] = {}
+        self._session, self._learner = session, learner
+        self._stopped: str | None = None  # the reason that a callback gave to stop the run
 
     @property
     def updates(self) -> int:
         """The number of finished updates."""
+        return self._session.step
 
     @property
     def env_steps(self) -> int:
-        """Env steps of the finished updates, all workers together."""
+        """Env steps of the finished updates, all workers together. In a supervised run, images."""
+        return self._learner.steps_done
 
     @property
     def seconds(self) -> float:
         """The seconds of training in all processes of the run."""
+        return self._session.seconds
 
     @property
     def is_chief(self) -> bool:
         """True on the one worker that may write files."""
+        return self._session.runtime.is_chief
 
     def weights(self) -> dict[str, np.ndarray]:
         """The agent's weights by name, float32."""
+        return self._learner.weights()
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
         """Actions [B, *shape] for observations [B, *shape], drawn by noise float32 [B, K].
 
         A recurrent policy also takes its memory [B, M], and returns (actions, states [B, S]).
         """
+        return self._learner.act(observations, noise, *memory)
 
     def memory(self, envs: int) -> Any:
         """The `tfrl.experience.memory.Memory` of so many envs; None if the policy is not recurrent."""
+        return self._learner.memory(envs)
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The random numbers for the actions of one env, float32 [steps, K]."""
+        return self._learner.draw_noise(generator, steps)
 
     def stop(self, why: str) -> None:
-        """Ends the run after the present update, with an evaluation, an export and results."""
+        """Ends the run after the present update, with an evaluation, an export and results.
+
+        All workers stop, even if only one of them calls it.
+        """
+        self._stopped = self._stopped or why
 
 
 class Callback:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -23,6 +23,9 @@ from tfrl.run.session import Session, open_session
 from tfrl.run.stop import Stopped
 from tfrl.workers.membership import join
 from tfrl.workers.tf_config import TFConfig
+
+if TYPE_CHECKING:
+    from tfrl.config.run import RLSettings
 
 
 class Learner(ABC):
@@ -211,10 +214,8 @@ def train(
                 return Run(config, session, learner, callbacks, followed=followed).run()
 
 
-class Run:
+class Run(RunOfCallback):
     """One run in one process, and its loop. All workers make the same calls in the same order.
-
-    Callbacks see it as `tfrl.run.callbacks.RunOfCallback`.
 
     Args:
       config, session: the settings and the session of the run.
@@ -223,8 +224,6 @@ class Run:
       followed: an evaluator process follows the run, so this process evaluates only at the end.
 
     Attributes:
-      config, folder: the settings and the run's folder.
-      metrics: the metrics of the last update by name; empty before the first update of this process.
       evaluation: the metrics of the last evaluation of this process.
     """
 
@@ -237,62 +236,15 @@ class Run:
         *,
         followed: bool,
     ) -> None:
-        self.config, self.folder = config, config.run_dir
-        self.metrics: dict[str, float] = {}
+        super().__init__(cast("RLSettings", config), session, learner)  # a supervised run has no callbacks
         self.evaluation: dict[str, float] = {}
-        self._session, self._learner, self._followed = session, learner, followed
+        self._followed = followed
         self._users = callbacks
         self._callbacks = [*learner.callbacks, *callbacks]
-        self._shown = cast(RunOfCallback, self)  # only runs with RLSettings have callbacks
         self._unsaved = 0  # updates and pauses since the last checkpoint, or since the start of this process
         self._pending: dict[str, float] | None = None  # metrics of the update whose evaluation is pending
         self._before = 0, 0  # step and steps done before the last update
         self._evaluated_at = -1  # steps done
-        self._stopped: str | None = None  # the reason that a callback gave to stop the run
-
-    # For callbacks
-
-    @property
-    def updates(self) -> int:
-        """Finished updates."""
-        return self._session.step
-
-    @property
-    def is_chief(self) -> bool:
-        """True on the one worker that writes files."""
-        return self._session.runtime.is_chief
-
-    @property
-    def env_steps(self) -> int:
-        """Env steps of all finished updates, all workers together. In a supervised run, images."""
-        return self._learner.steps_done
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of training, in all processes of the run."""
-        return self._session.seconds
-
-    def weights(self) -> dict[str, np.ndarray]:
-        """The weights by name, float32."""
-        return self._learner.weights()
-
-    def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
-        """Implements `RunOfCallback.act`."""
-        return self._learner.act(observations, noise, *memory)
-
-    def memory(self, envs: int) -> Any:
-        """Implements `RunOfCallback.memory`."""
-        return self._learner.memory(envs)
-
-    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """Implements `RunOfCallback.draw_noise`."""
-        return self._learner.draw_noise(generator, steps)
-
-    def stop(self, why: str) -> None:
-        """Ends the run after the present update, on all workers, even if only one of them calls it."""
-        self._stopped = self._stopped or why
-
-    # The loop
 
     def run(self) -> int:
         """Trains until the run is complete or stopped; returns the exit code."""
@@ -342,7 +294,7 @@ class Run:
             self.metrics = metrics | self.evaluation
             self._pending = None
         for callback in self._callbacks:
-            callback.on_update(self._shown, self.metrics)
+            callback.on_update(self, self.metrics)
         if self._users and session.runtime.any_worker(self._stopped is not None):
             self._stopped = self._stopped or "a callback of another worker asked for it"
             session.changed()  # the checkpoint before the evaluation does not contain its results
@@ -358,7 +310,7 @@ class Run:
         self.evaluation = self._learner.evaluate()
         self._evaluated_at = self.env_steps
         for callback in self._callbacks:
-            callback.on_evaluation(self._shown, self.evaluation)
+            callback.on_evaluation(self, self.evaluation)
 
     def _note_part(self) -> None:
         """Saves as often at pauses of an update as after updates, because the parts may take as long as an
@@ -431,7 +383,7 @@ class Run:
             Progress(learner.total_steps, self._steps_taken, unit=learner.unit, highlights=learner.highlights)
         )
         for callback in self._callbacks:
-            callback.on_start(self._shown)
+            callback.on_start(self)
 
     def _finish(self) -> int:
         """Exports the policy, and writes and prints the results."""
@@ -458,7 +410,7 @@ class Run:
                 reason = files.reason(error)
                 raise TrainingError(f"cannot write the results in {self.folder}: {reason}") from None
         for callback in self._callbacks:
-            callback.on_end(self._shown, outcome)
+            callback.on_end(self, outcome)
         ends = self._learner.conclusion(outcome, self._stopped)
         for sentence in ends.sentences:
             session.console.message(sentence)
