@@ -105,7 +105,6 @@ class Session:
             agree=runtime.all_agree,
         )
         self._saved_at = -1
-        self._unsaved: tuple[Any, ...] | None = None  # why the last checkpoint was not saved
         self._warn_once = once(console.warn)
 
     def phase(self, name: str, detail: str = "") -> None:
@@ -212,28 +211,16 @@ class Session:
                 self.step, learner=learner, worker_part=worker_part, env_steps=x, worker_shards=shards
             )
         except CheckpointError as error:
-            self._tell_unsaved(error)
+            if self.runtime.is_chief or error.__cause__ is not None:
+                self.console.warn(f"{error} Training continues.")
             return
         self._saved_at = self.step
         _tell_launcher()
-        if not self.runtime.is_chief:
-            return
-        if self._unsaved is not None:
-            self.console.message(f"The checkpoint of {self._config.step_name} {self.step} is saved.")
-            self._unsaved = None
-        if dropped:
+        if dropped and self.runtime.is_chief:
             self._warn_once(
                 f"The disk of {self._config.run_dir} is full: old checkpoints are removed to make room, so "
                 f"fewer than --keep-checkpoints {self._config.keep_checkpoints} are kept. Training continues."
             )
-
-    def _tell_unsaved(self, error: CheckpointError) -> None:
-        """Warns once for each cause until a checkpoint is saved again; a disk may stay full for days."""
-        cause = error.__cause__
-        fault = (type(cause), getattr(cause, "errno", None))
-        if fault != self._unsaved and (self.runtime.is_chief or cause is not None):
-            self.console.warn(f"{error} Training continues.")
-        self._unsaved = fault
 
     def kept(self) -> str:
         """The end of a sentence: the newest checkpoint of a run that fails now."""
