@@ -19,7 +19,7 @@ from tfrl.ops.optimizers import learning_rate
 from tfrl.run import loop
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.loop import Conclusion
-from tfrl.run.session import Session, folder_rows, hardware_rows, tensorboard
+from tfrl.run.session import Session, tensorboard
 from tfrl.run.stop import Stopped, stop_code
 from tfrl.workers.tf_config import TFConfig
 
@@ -181,23 +181,18 @@ class ImageLearner(loop.Learner):
 
     # What people see
 
-    def summary(self, logged: int) -> dict[str, str]:
+    def summary(self) -> dict[str, str]:
         """The images, the steps and the network."""
-        config, dataset, found = self._config, self._dataset, self._session.found
+        config, dataset = self._config, self._dataset
         shape = " x ".join(map(str, dataset.image_shape))
         sizes = f"{len(dataset.train):,} + {len(dataset.test):,} of {shape}"
         width = f"width {config.width}, " if config.width != 1 else ""
-        rows = {
+        return {
             "images": f"{config.dataset}, {sizes}, {len(dataset.classes)} classes",
-            **hardware_rows(self._session.runtime),
             "steps": f"{self._num_steps:,} of {config.batch_size} images, {config.optimizer}, "
             f"learning rate {config.lr:g}, {config.schedule}",
             "network": f"{config.model}, {width}{self.classifier.num_parameters:,} parameters",
-            **folder_rows(config),
         }
-        if found is not None:
-            rows["continues at"] = f"{found.env_steps:,} images (step {found.update})"
-        return rows
 
     def highlights(self, metrics: Mapping[str, float]) -> list[str]:
         """The texts of the progress line for a row of metrics."""

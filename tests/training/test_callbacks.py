@@ -24,10 +24,10 @@ from tfrl.evaluation import policy
 from tfrl.evaluation.episodes import evaluation_results, level_spec, play
 from tfrl.record import UniformPolicy
 from tfrl.reporting import runs
-from tfrl.run import results
-from tfrl.run.session import Session, folder_rows
+from tfrl.run import loop, results
+from tfrl.run.session import Session, tensorboard
 from tfrl.run.stop import Stopped
-from tfrl.training import callbacks, summary
+from tfrl.training import callbacks
 from tfrl.workers import strategy
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -201,15 +201,15 @@ def test_an_evaluation_by_env_steps_that_was_stopped_is_done_on_resume(small, tm
 
 
 def test_a_run_that_begins_again_before_its_first_checkpoint_says_so(small, tmp_path):
-    session = types.SimpleNamespace(runtime=strategy.make(small(), None), found=None, started_from=None)
-    agent = types.SimpleNamespace(summary={}, num_parameters=1)
-    shown = [summary.rows(small(), session, agent, logged, "").get("lost") for logged in (0, 384)]
+    session = types.SimpleNamespace(runtime=strategy.make(small(), None), found=None)
+    learner = types.SimpleNamespace(summary=dict, callbacks=(), unit="env steps")
+    run = loop.Run(small(), session, learner, followed=False)
+    shown = [run._summary(logged).get("lost") for logged in (0, 384)]
     assert shown == [None, "384 env steps before the first checkpoint, which are taken again"]
 
 
 def test_commands_to_type_next_are_what_a_shell_takes(small):
-    config = small(logdir="my logs")
-    assert folder_rows(config) == {"run": "my logs/small", "curves": "tensorboard --logdir 'my logs'"}
+    assert tensorboard(small(logdir="my logs")) == "tensorboard --logdir 'my logs'"
 
 
 class Noting(tfrl.Callback):

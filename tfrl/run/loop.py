@@ -19,7 +19,7 @@ from tfrl.run.callbacks import Callback, RunOfCallback, get_states, set_states
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.console import Console, Progress
 from tfrl.run.metrics import PROGRESS_FILE, MetricsWriter, NullMetricsWriter, logged_steps
-from tfrl.run.session import Session, open_session
+from tfrl.run.session import Session, open_session, tensorboard
 from tfrl.run.stop import Stopped
 from tfrl.workers.membership import join
 from tfrl.workers.tf_config import TFConfig
@@ -118,8 +118,8 @@ class Learner(ABC):
         """The columns of progress.csv after the first one, in order."""
 
     @abstractmethod
-    def summary(self, logged: int) -> dict[str, str]:
-        """The rows of the table before training; `logged` is the number of steps in progress.csv."""
+    def summary(self) -> dict[str, str]:
+        """The learner's own rows of the table before training."""
 
     def describe(self, writer: MetricsWriter | NullMetricsWriter) -> None:
         """Writes the settings of a new run for TensorBoard."""
@@ -378,12 +378,30 @@ class Run(RunOfCallback):
         session.open_folder(learner.columns, again=again, step_column=learner.step_column)
         if session.found is None:
             learner.describe(session.writer)
-        session.console.summary(learner.summary(logged))
+        session.console.summary(self._summary(logged))
         session.console.start(
             Progress(learner.total_steps, self._steps_taken, unit=learner.unit, highlights=learner.highlights)
         )
         for callback in self._callbacks:
             callback.on_start(self)
+
+    def _summary(self, logged: int) -> dict[str, str]:
+        """The table before training; `logged` is the last step of progress.csv."""
+        learner, runtime, found = self._learner, self._session.runtime, self._session.found
+        rows = learner.summary() | {
+            "computes on": f"{runtime.device}, {runtime.precision}",
+            "strategy": f"{type(runtime.strategy).__name__}, {runtime.num_workers} worker(s), "
+            f"{runtime.replicas} replica(s) in all",
+            "run": str(self.folder),
+            "curves": tensorboard(self.config),
+        }
+        if found is not None:
+            rows["continues at"] = f"{self._steps_taken:,} {learner.unit} ({learner.place})"
+        lost = logged - (0 if found is None else found.env_steps)
+        if lost > 0:
+            since = "before the first" if found is None else "after that"
+            rows["lost"] = f"{lost:,} {learner.unit} {since} checkpoint, which are taken again"
+        return rows
 
     def _finish(self) -> int:
         """Exports the policy, and writes and prints the results."""

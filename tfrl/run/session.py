@@ -327,23 +327,6 @@ def _tell_launcher() -> None:
         print(os.environ.get("TFRL_SAVED", ""), end="", file=sys.stderr, flush=True)
 
 
-# Rows of the table before training
-
-
-def hardware_rows(runtime: Runtime) -> dict[str, str]:
-    """The rows that name the hardware and the strategy."""
-    return {
-        "computes on": f"{runtime.device}, {runtime.precision}",
-        "strategy": f"{type(runtime.strategy).__name__}, {runtime.num_workers} worker(s), "
-        f"{runtime.replicas} replica(s) in all",
-    }
-
-
-def folder_rows(config: Settings) -> dict[str, str]:
-    """The rows that name the run's folder and the command that shows its curves."""
-    return {"run": str(config.run_dir), "curves": tensorboard(config)}
-
-
 def tensorboard(config: Settings) -> str:
     """The shell command that shows the curves."""
     return shlex.join(["tensorboard", "--logdir", config.logdir])

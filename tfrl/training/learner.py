@@ -206,10 +206,9 @@ class EnvLearner(Learner):
         resolved = dataclasses.replace(self._config, precision=self._runtime.precision)
         writer.hyperparameters(settings.hyperparameters(resolved))
 
-    def summary(self, logged: int) -> dict[str, str]:
-        """The rows of the table before training."""
-        place = f"{self.steps_done + self.steps_within:,} {self.unit} ({self.place})"
-        return summary.rows(self._config, self._session, self.agent, logged, place)
+    def summary(self) -> dict[str, str]:
+        """The learner's own rows of the table before training."""
+        return summary.rows(self._config, self._session, self.agent)
 
     def check_length(self, found_steps: int) -> None:
         """Raises UserError if the checkpoint has more env steps than --total-steps."""

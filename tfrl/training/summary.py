@@ -10,20 +10,11 @@ from tfrl.config.actors import DistributedSettings
 from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.registry import TRAIN
-from tfrl.run.session import Session, folder_rows, hardware_rows, tensorboard
+from tfrl.run.session import Session, tensorboard
 
 
-def rows(config: RLSettings, session: Session, agent: Agent, logged: int, place: str) -> dict[str, str]:
-    """The titles and texts of the table.
-
-    Args:
-      config: the run's settings.
-      session: this process's part of the run.
-      agent: the agent, which describes its updates.
-      logged: the last env steps of progress.csv before this process.
-      place: the text for the place at which the run starts or resumes.
-    """
-    found, start = session.found, session.started_from
+def rows(config: RLSettings, session: Session, agent: Agent) -> dict[str, str]:
+    """The titles and texts of the table's rows about the task, the algorithm and the network."""
     torso = config.torso + (f" of {config.hidden}" if config.torso == "mlp" else "")
     if isinstance(config, Network) and config.memory != "none":
         torso += f" and {config.memory} of {config.memory_size}"
@@ -31,20 +22,13 @@ def rows(config: RLSettings, session: Session, agent: Agent, logged: int, place:
     lines = {
         **_env(config),
         "preset": config.preset,
-        **hardware_rows(session.runtime),
         "length": _length(config),
         **agent.summary,
         **_actors(config),
         "network": f"{torso}, {width}{agent.num_parameters:,} parameters",
-        **folder_rows(config),
     }
-    if start is not None:
+    if (start := session.started_from) is not None:
         lines["started from"] = f"{start['run']}, at {start['env_steps']:,} env steps"
-    if found is not None:
-        lines["continues at"] = place
-    lost, since = (logged, "before the first") if found is None else (logged - found.env_steps, "after that")
-    if lost > 0:
-        lines["lost"] = f"{lost:,} env steps {since} checkpoint, which are taken again"
     return lines
 
 
