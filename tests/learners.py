@@ -6,7 +6,7 @@ import types
 import numpy as np
 import tensorflow as tf
 
-from tfrl.networks import actor_critic
+from tfrl.networks.actor_critic import ActorCritic
 from tfrl.run import loop
 from tfrl.run.console import Console
 from tfrl.run.session import Session
@@ -125,4 +125,4 @@ def build_actor_critic(*, observation_spec, action_spec, precision="float32", **
         "seed": 1,
     }
     config = types.SimpleNamespace(**settings | changes)
-    return actor_critic.build(config, observation_spec, action_spec, precision)
+    return ActorCritic(config, observation_spec, action_spec, precision)

@@ -34,7 +34,7 @@ def test_another_seed_is_another_network():
 def test_a_bfloat16_torso_has_float32_heads():
     network = build(precision="bfloat16")
     assert network.functions["torso"].layer.get_layer("conv1").compute_dtype == "bfloat16"
-    heads = [network.functions[name].layer.head for name in ("actor", "critic")]
+    heads = [network.functions["actor"].layer.head, network.functions["critic"].layer]
     assert [head.compute_dtype for head in heads] == ["float32", "float32"]
     observations = np.random.default_rng(0).integers(0, 256, (4, 10, 5, 1), np.uint8)
     weights = {name: tf.constant(vector) for name, vector in network.initial().items()}

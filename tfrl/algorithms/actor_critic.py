@@ -68,9 +68,9 @@ class RolloutSettings(Network, Rollouts, DistributedSettings):
 
     def make_network(self, precision: str) -> Any:
         """Makes an actor and a critic."""
-        from tfrl.networks import actor_critic
+        from tfrl.networks.actor_critic import ActorCritic
 
-        return actor_critic.build(self, *registry.specs(self), precision)  # type: ignore[arg-type]  # it has these settings
+        return ActorCritic(self, *registry.specs(self), precision)  # type: ignore[arg-type]  # it has these settings
 
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""

@@ -53,7 +53,7 @@ class Config(DDPG, ReplaySettings):
         """Makes an actor and a critic."""
         from tfrl.networks import actors
 
-        return actors.actor_and_critics(self, precision, critics=1, noise_scale=self.exploration_noise)
+        return actors.DeterministicActor(self, precision, critics=1, noise_scale=self.exploration_noise)
 
 
 class DDPGAgent(ReplayAgent):

@@ -171,7 +171,7 @@ class Config(DQN, ReplaySettings):
         """Makes a network for the values of all actions."""
         from tfrl.networks import actors
 
-        return actors.q_network(self, precision, dueling=self.dueling, epsilon=self.exploration_end)
+        return actors.QNetwork(self, precision, dueling=self.dueling, epsilon=self.exploration_end)
 
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""

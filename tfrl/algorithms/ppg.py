@@ -129,9 +129,9 @@ class Config(PPG, ppo.Config):
 
     def make_network(self, precision: str) -> Any:
         """Makes an actor and a critic, and the auxiliary value head."""
-        from tfrl.networks import actor_critic
+        from tfrl.networks.actor_critic import PhasicActorCritic
 
-        return actor_critic.build(self, *registry.specs(self), precision, auxiliary=True)  # type: ignore[arg-type]  # it has these settings
+        return PhasicActorCritic(self, *registry.specs(self), precision)  # type: ignore[arg-type]  # it has these settings
 
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""

@@ -136,7 +136,7 @@ class Config(Observers, REINFORCE, RLSettings):
         """Makes an actor."""
         from tfrl.networks import actors
 
-        return actors.actor_alone(self, precision, dropout=self.dropout)
+        return actors.ActorAlone(self, precision, dropout=self.dropout)
 
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""

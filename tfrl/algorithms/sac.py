@@ -69,7 +69,7 @@ class Config(SAC, ReplaySettings):
         """Makes an actor and two critics."""
         from tfrl.networks import actors
 
-        return actors.actor_and_critics(self, precision, critics=2)
+        return actors.ActorAndCritics(self, precision, critics=2)
 
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""

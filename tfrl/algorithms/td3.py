@@ -43,7 +43,7 @@ class Config(TD3, ReplaySettings):
         """Makes an actor and two critics."""
         from tfrl.networks import actors
 
-        return actors.actor_and_critics(self, precision, critics=2, noise_scale=self.exploration_noise)
+        return actors.DeterministicActor(self, precision, critics=2, noise_scale=self.exploration_noise)
 
 
 class TD3Agent(DDPGAgent):

@@ -73,17 +73,11 @@ class Actor(keras.layers.Layer):
         return tf.concat([outputs, tf.broadcast_to(free, (tf.shape(outputs)[0], *free.shape))], axis=-1)
 
 
-class Critic(keras.layers.Layer):
-    """State values float32 [B] from a torso's features. The head's initial gain is 1."""
+class ActorCriticSettings(NetworkSettings, RLSettings):
+    """The settings of the networks of PPO, PPG and IMPALA."""
 
-    def __init__(self, *, features: int, seed: int, name: str = "critic") -> None:
-        super().__init__(name=name, dtype="float32")
-        self.head = Head(1, features=features, gain=1.0, seed=seed)
-        self.built = True
-
-    def call(self, features: tf.Tensor) -> tf.Tensor:
-        """Values float32 [B] from features float32 [B, D]."""
-        return self.head(features)[:, 0]
+    free_deviation: bool
+    normalize_observations: bool
 
 
 class ActorCritic(Network):
@@ -94,58 +88,75 @@ class ActorCritic(Network):
     `Sequences`.
 
     Args:
-      actor, critic: the heads.
-      actor_torso, critic_torso: Keras models of observations; they may be the same model.
-      observation_spec: of the observations.
-      action_spec: the action space.
-      scaling: standardises observations; None: no standardisation.
-      freeze_torso: training leaves the torsos as they are.
-      cores: recurrent layers, one behind each torso; without cores, the heads take the torsos' features.
-      added: layers that a subclass adds, by name.
+      config: the run's settings.
+      observation_spec, action_spec: of the env.
+      precision: "float32", or "bfloat16" for a bfloat16 torso under float32 heads.
 
     Attributes:
       shared: True if actor and critic share their torso.
+
+    Raises:
+      ValueError: the zoo cannot build that torso, or it has state besides its trained weights.
     """
 
     def __init__(
         self,
-        actor: Actor,
-        critic: Critic,
-        *,
-        actor_torso: keras.Model,
-        critic_torso: keras.Model,
+        config: ActorCriticSettings,
         observation_spec: ArraySpec,
         action_spec: ActionSpec,
-        scaling: ObservationScaling | None = None,
-        freeze_torso: bool = False,
-        cores: Sequence[Core] = (),
-        added: Mapping[str, keras.layers.Layer] | None = None,
+        precision: str,
     ) -> None:
-        self.shared = actor_torso is critic_torso
-        torsos = {"torso": actor_torso} if self.shared else {}
+        seeds = seeds_of(config.seed, 7)
+        self.shared = config.share_torso
+        torso = entrance.torso(config, observation_spec, precision, seeds[0])
+        torsos = {"torso" if self.shared else "actor_torso": torso}
         if not self.shared:
-            torsos = {"actor_torso": actor_torso, "critic_torso": critic_torso}
-        constants = {} if scaling is None else {"observations": scaling}
-        self._cores = {name.replace("torso", "core"): c for name, c in zip(torsos, cores, strict=False)}
-        layers = {**torsos, **self._cores, "actor": actor, "critic": critic, **(added or {}), **constants}
-        parameters = tf.TensorSpec([distribution_for(action_spec).parameters_size])
-        acting = [*torsos, *self._cores, "actor", "critic", *constants]
-        self.state_size = sum(core.state_size for core in cores)
-        inputs = cores[0].kernel.shape[0] - actor_torso.output_shape[-1] if cores else 0
-        self.memory_size = self.state_size + inputs
-        signature = [parameters, tf.TensorSpec([]), *([tf.TensorSpec([self.state_size])] if cores else [])]
+            torsos["critic_torso"] = entrance.torso(
+                config, observation_spec, precision, seeds[1], critic=True
+            )
+        self.is_small = torso.name == "mlp"
+        features = [each.output_shape[-1] for each in torsos.values()]
+        self._cores: dict[str, Core] = {}
+        if config.memory != "none":
+            inputs = action_spec.encoded_size + 1 if config.memory_inputs else 0
+            for name, size, core_seed in zip(torsos, features, seeds[5:], strict=False):
+                self._cores[name.replace("torso", "core")] = Core(
+                    config.memory,
+                    config.memory_size,
+                    features=size + inputs,
+                    by_row=not self.is_small,
+                    length=config.sequence_length or None,
+                    seed=core_seed,
+                )
+            features = [config.memory_size]
+            self.state_size = sum(core.state_size for core in self._cores.values())
+            self.memory_size = self.state_size + inputs
+        distribution = distribution_for(action_spec)
+        size, free = distribution.parameters_size, distribution.deviation_size if config.free_deviation else 0
+        heads = {
+            "actor": Actor(size, features=features[0], seed=seeds[2], free_parameters=free),
+            "critic": Head(1, features=features[-1], gain=1.0, seed=seeds[3]),
+        }
+        numbers = observation_spec.num_numbers
+        scaled = config.normalize_observations and numbers
+        constants = {"observations": ObservationScaling(numbers)} if scaled else {}
+        acting = {**torsos, **self._cores, **heads}
+        state = [tf.TensorSpec([self.state_size])] if self._cores else []
         super().__init__(
-            layers,
-            acting=acting,
-            signature=signature,
+            {**acting, **self.further_heads(features[0], seeds[4]), **constants},
+            acting=[*acting, *constants],
+            signature=[tf.TensorSpec([size]), tf.TensorSpec([]), *state],
             observation_spec=observation_spec,
             action_spec=action_spec,
         )
-        self._frozen = freeze_torso
+        self._frozen = config.freeze_torso
         self.torsos = tuple(torsos)
         self.constants = tuple(constants)
-        self.is_small = actor_torso.name == "mlp"
         self.compiled_rows = parts.COMPILED_ROWS if self.is_small else None
+
+    def further_heads(self, features: int, seed: int) -> dict[str, keras.layers.Layer]:
+        """The heads that a subclass adds, by name, for the actor's features."""
+        return {}
 
     @property
     def learned(self) -> tuple[str, ...]:
@@ -166,7 +177,7 @@ class ActorCritic(Network):
         actor_features, critic_features, *state = self.both_features(weights, observations, memory)
         functions = self.functions
         parameters = self.entrance.shut(observations, functions["actor"](weights["actor"], actor_features))
-        return parameters, functions["critic"](weights["critic"], critic_features), *state
+        return parameters, functions["critic"](weights["critic"], critic_features)[:, 0], *state
 
     def both_features(
         self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | Sequences | None
@@ -222,7 +233,7 @@ class ActorCritic(Network):
     def values(self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | None = None) -> tf.Tensor:
         """Only the values, float32 [B]."""
         features, *_ = self.features(weights, "critic", self.inputs(weights, observations), memory)
-        return self.functions["critic"](weights["critic"], features)
+        return self.functions["critic"](weights["critic"], features)[:, 0]
 
     def policy_pass(self, *, on_gpu: bool, at_once: int) -> Callable[..., tf.Tensor]:
         """Returns `parameters` for acting, in parts; it does not compute a critic's own torso."""
@@ -319,6 +330,10 @@ class PhasicActorCritic(ActorCritic):
     not change the policy. The gradient of the auxiliary head reaches the torso.
     """
 
+    def further_heads(self, features: int, seed: int) -> dict[str, keras.layers.Layer]:
+        """The auxiliary value head."""
+        return {"auxiliary": Head(1, features=features, gain=1.0, seed=seed)}
+
     def outputs(
         self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | Sequences | None = None
     ) -> Sequence[tf.Tensor]:
@@ -334,75 +349,9 @@ class PhasicActorCritic(ActorCritic):
         """
         features, seen, *state = self.both_features(weights, observations, memory)
         seen = tf.stop_gradient(seen) if self.shared else seen
-        values = self.functions["critic"](weights["critic"], seen)
+        values = self.functions["critic"](weights["critic"], seen)[:, 0]
         auxiliary = tf.zeros_like(values)
         if "auxiliary" in weights:
-            auxiliary = self.functions["auxiliary"](weights["auxiliary"], features)
+            auxiliary = self.functions["auxiliary"](weights["auxiliary"], features)[:, 0]
         parameters = self.functions["actor"](weights["actor"], features)
         return self.entrance.shut(observations, parameters), values, auxiliary, *state
-
-
-class ActorCriticSettings(NetworkSettings, RLSettings):
-    """The settings of the networks of PPO, PPG and IMPALA."""
-
-    free_deviation: bool
-    normalize_observations: bool
-
-
-def build(
-    config: ActorCriticSettings,
-    observation_spec: ArraySpec,
-    action_spec: ActionSpec,
-    precision: str,
-    *,
-    auxiliary: bool = False,
-) -> ActorCritic:
-    """Makes the actor and critic that a run's settings describe, for these specs.
-
-    Args:
-      config: a run's settings.
-      observation_spec, action_spec: of the env.
-      precision: "float32", or "bfloat16" for a bfloat16 torso under float32 heads.
-      auxiliary: makes a `PhasicActorCritic`, which has a second value head.
-
-    Raises:
-      ValueError: the zoo cannot build that torso, or it has state besides its trained weights.
-    """
-    seeds = seeds_of(config.seed, 7)
-    actor_torso = critic_torso = entrance.torso(config, observation_spec, precision, seeds[0])
-    if not config.share_torso:
-        critic_torso = entrance.torso(config, observation_spec, precision, seeds[1], critic=True)
-    of_actor, of_critic = (torso.output_shape[-1] for torso in (actor_torso, critic_torso))
-    cores = []
-    if config.memory != "none":
-        sizes = [of_actor] if config.share_torso else [of_actor, of_critic]
-        further = action_spec.encoded_size + 1 if config.memory_inputs else 0
-        for features, core_seed in zip(sizes, seeds[5:], strict=False):
-            core = Core(
-                config.memory,
-                config.memory_size,
-                features=features + further,
-                by_row=actor_torso.name != "mlp",
-                length=config.sequence_length or None,
-                seed=core_seed,
-            )
-            cores.append(core)
-        of_actor = of_critic = config.memory_size
-    size = observation_spec.num_numbers
-    distribution = distribution_for(action_spec)
-    free = distribution.deviation_size if config.free_deviation else 0
-    actor = Actor(distribution.parameters_size, features=of_actor, seed=seeds[2], free_parameters=free)
-    parts_of_network = {
-        "actor_torso": actor_torso,
-        "critic_torso": critic_torso,
-        "observation_spec": observation_spec,
-        "action_spec": action_spec,
-        "scaling": ObservationScaling(size) if config.normalize_observations and size else None,
-        "freeze_torso": config.freeze_torso,
-        "cores": cores,
-    }
-    critic = Critic(features=of_critic, seed=seeds[3])
-    if not auxiliary:
-        return ActorCritic(actor, critic, **parts_of_network)
-    added = {"auxiliary": Critic(features=of_actor, seed=seeds[4], name="auxiliary")}
-    return PhasicActorCritic(actor, critic, **parts_of_network, added=added)

@@ -27,35 +27,31 @@ from tfrl.workers.data_parallel import Weights
 class ActorAndCritics(Network):
     """An actor, whose outputs are a distribution's parameters, and critics `critic1`, `critic2` and so on.
 
+    Critics compute Q(o, a) from observations and actions, float32 [B]; for discrete actions, the values of
+    all actions from observations, float32 [B, A].
+
     Args:
-      actor: computes float32 [B, P] from observations [B, *shape].
-      critics: compute Q(o, a) from observations and actions, float32 [B]; for discrete actions, the values of
-        all actions from observations, float32 [B, A].
-      observation_spec: of the observations.
-      action_spec: the action space; None if a subclass chooses actions differently.
+      config: the run's settings.
+      precision: of the torsos, "float32" or "bfloat16".
+      critics: the number of critics.
+      outputs: the number of the actor's outputs; None: the distribution's parameters.
+
+    Raises:
+      ValueError: the zoo cannot build a torso.
     """
 
     def __init__(
-        self,
-        actor: keras.Model,
-        critics: Sequence[keras.Model],
-        observation_spec: ArraySpec,
-        action_spec: ActionSpec | None,
+        self, config: RLSettings, precision: str, *, critics: int, outputs: int | None = None
     ) -> None:
-        models = {"actor": actor} | {f"critic{i}": critic for i, critic in enumerate(critics, start=1)}
-        signature = [tf.TensorSpec([actor.output_shape[-1]])]
-        super().__init__(
-            models,
-            acting=["actor"],
-            signature=signature,
-            observation_spec=observation_spec,
-            action_spec=action_spec,
-        )
+        observation_spec, action_spec = registry.specs(config)
+        seeds = seeds_of(config.seed, 1 + critics)
+        size = distribution_for(action_spec).parameters_size if outputs is None else outputs
+        torso = torso_of_rows(config, observation_spec, precision, seeds[0])
+        models = {"actor": _headed(torso, size, 0.01, seeds[0])}
+        for i, seed in enumerate(seeds[1:], start=1):
+            models[f"critic{i}"] = _critic(config, observation_spec, action_spec, precision, seed)
+        super().__init__(models, acting=["actor"], observation_spec=observation_spec, action_spec=action_spec)
         self.critics = tuple(models)[1:]
-
-    def outputs(self, weights: Weights, observations: tf.Tensor) -> Sequence[tf.Tensor]:
-        """The actor's outputs, [float32 [B, P]], of observations [B, *shape]."""
-        return [self.entrance.shut(observations, self.functions["actor"](weights["actor"], observations))]
 
     def qs(self, weights: Weights, prefix: str, *inputs: tf.Tensor) -> tf.Tensor:
         """The values of all critics, float32 [N, B], or [N, B, A] for discrete actions.
@@ -66,32 +62,14 @@ class ActorAndCritics(Network):
 
 
 class DeterministicActor(ActorAndCritics):
-    """An actor whose actions are tanh of its outputs.
+    """An actor of continuous actions, float32 [B, D], which are tanh of its outputs, and its critics.
 
-    Args:
-      actor: computes float32 [B, D] from observations [B, *shape].
-      critics: compute Q(o, a), float32 [B], from observations and actions.
-      observation_spec: of the observations.
-      noise_scale: standard deviation of the exploration noise.
+    `noise_scale` is the standard deviation of the exploration noise; see `ActorAndCritics` for the rest.
     """
 
-    has_probabilities = False
-
-    def __init__(
-        self,
-        actor: keras.Model,
-        critics: Sequence[keras.Model],
-        observation_spec: ArraySpec,
-        *,
-        noise_scale: float,
-    ) -> None:
-        super().__init__(actor, critics, observation_spec, None)
-        self.noise_size = actor.output_shape[-1]
+    def __init__(self, config: RLSettings, precision: str, *, critics: int, noise_scale: float) -> None:
+        super().__init__(config, precision, critics=critics, outputs=registry.specs(config)[1].shape[0])
         self._noise_scale = noise_scale
-
-    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """Standard normal numbers, float32 [steps, D]."""
-        return generator.standard_normal((steps, self.noise_size), np.float32)
 
     def sample(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tf.Tensor:
         """The best actions with added Gaussian noise, float32 [B, D] in [-1, 1]."""
@@ -116,31 +94,33 @@ class DeterministicActor(ActorAndCritics):
         return {"action": self.greedy(outputs)}
 
 
-class ActorAlone(ActorAndCritics):
+class ActorAlone(Network):
     """REINFORCE's actor, which has no critics. It acts without dropout.
 
     Args:
-      torso: computes features float32 [B, D] from observations [B, *shape].
-      head: computes the parameters of the distribution, float32 [B, P], from features.
-      observation_spec, action_spec: of the env.
-      dropout: the share of features that are dropped in training.
+      config: the run's settings.
+      precision: of the torso, "float32" or "bfloat16".
+      dropout: the share of the torso's features that are dropped in training.
+
+    Raises:
+      ValueError: the zoo cannot build the torso.
     """
 
-    def __init__(
-        self,
-        torso: keras.Model,
-        head: keras.layers.Layer,
-        observation_spec: ArraySpec,
-        action_spec: ActionSpec,
-        dropout: float,
-    ) -> None:
+    def __init__(self, config: RLSettings, precision: str, *, dropout: float) -> None:
+        observation_spec, action_spec = registry.specs(config)
+        seeds = seeds_of(config.seed, 2)
+        torso = torso_of_rows(config, observation_spec, precision, seeds[0])
+        size, features = distribution_for(action_spec).parameters_size, torso.output_shape[-1]
+        head = Head(size, features=features, gain=0.01, seed=seeds[1])
         actor = keras.Model(torso.input, head(torso.output), name="actor")
-        super().__init__(actor, (), observation_spec, action_spec)
-        factors = keras.Input(torso.output_shape[1:], name="factors")
+        super().__init__(
+            {"actor": actor}, acting=["actor"], observation_spec=observation_spec, action_spec=action_spec
+        )
+        factors = keras.Input((features,), name="factors")
         thinned = keras.layers.Multiply(dtype="float32", name="thinned")([torso.output, factors])
         self._thinned = Functional(keras.Model([torso.input, factors], head(thinned), name="thinned_actor"))
         self._dropout = np.float32(dropout)
-        self.dropped_size = torso.output_shape[-1] if dropout else 0
+        self.dropped_size = features if dropout else 0
 
     def draw_training_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The numbers of `draw_noise` and, with dropout, of each feature in [0, 1), float32 [steps, K]."""
@@ -174,27 +154,34 @@ class Dueling(keras.layers.Layer):
 
 
 class QNetwork(Network):
-    """Q(o, a) of A actions.
+    """Q(o, a) of A actions, float32 [B, A].
 
     Args:
-      model: computes values float32 [B, A] from observations [B, *shape].
-      observation_spec: of the observations.
+      config: the run's settings.
+      precision: of the torso, "float32" or "bfloat16".
+      dueling: the values are those of `Dueling`.
       epsilon: the share of random actions of `sample`.
+
+    Raises:
+      ValueError: the zoo cannot build the torso.
     """
 
-    noise_size = 2
-    has_probabilities = True
-
-    def __init__(self, model: keras.Model, observation_spec: ArraySpec, *, epsilon: float) -> None:
-        self.num_actions = model.output_shape[-1]
-        signature = [tf.TensorSpec([self.num_actions])]
-        super().__init__({"q": model}, acting=["q"], signature=signature, observation_spec=observation_spec)
+    def __init__(self, config: RLSettings, precision: str, *, dueling: bool, epsilon: float) -> None:
+        observation_spec, action_spec = registry.specs(config)
+        seeds = seeds_of(config.seed, 3)
+        torso = torso_of_rows(config, observation_spec, precision, seeds[0])
+        self.num_actions, features = action_spec.encoded_size, torso.output_shape[-1]
+        q = Head(self.num_actions, features=features, gain=1.0, seed=seeds[1])(torso.output)
+        if dueling:
+            value = Head(1, features=features, gain=1.0, seed=seeds[2], name="value")(torso.output)
+            q = Dueling(name="dueling", dtype="float32")(value, q)
+        model = keras.Model(torso.input, q, name="q")
+        super().__init__(
+            {"q": model}, acting=["q"], observation_spec=observation_spec, action_spec=action_spec
+        )
+        self.noise_size = 2
         self._epsilon = epsilon
         self._masked = bool(observation_spec.num_actions)
-
-    def outputs(self, weights: Weights, observations: tf.Tensor) -> Sequence[tf.Tensor]:
-        """Values of all actions, [float32 [B, A]], of observations [B, *shape]."""
-        return [self.entrance.shut(observations, self.functions["q"](weights["q"], observations))]
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """Uniform numbers in [0, 1), float32 [steps, 2].
@@ -247,51 +234,6 @@ class QNetwork(Network):
     def exported(self, outputs: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
         """The best `action`, and `q` of all actions."""
         return {"action": self.greedy(outputs), "q": outputs[0]}
-
-
-# The networks that the settings of a run describe, for `make_network` of an algorithm's settings. `precision`
-# is that of the torso. They raise ValueError if the zoo cannot build it.
-
-
-def actor_alone(config: RLSettings, precision: str, *, dropout: float) -> ActorAlone:
-    """An actor without critics, trained with a share `dropout` of its features set to 0."""
-    observation_spec, action_spec = registry.specs(config)
-    seeds = seeds_of(config.seed, 2)
-    torso = torso_of_rows(config, observation_spec, precision, seeds[0])
-    size = distribution_for(action_spec).parameters_size
-    head = Head(size, features=torso.output_shape[-1], gain=0.01, seed=seeds[1])
-    return ActorAlone(torso, head, observation_spec, action_spec, dropout)
-
-
-def actor_and_critics(
-    config: RLSettings, precision: str, *, critics: int, noise_scale: float | None = None
-) -> ActorAndCritics:
-    """An actor and so many critics.
-
-    The actor has the parameters of a distribution. With `noise_scale` it has actions, and explores with noise
-    of this deviation.
-    """
-    observation_spec, action_spec = registry.specs(config)
-    seeds = seeds_of(config.seed, 1 + critics)
-    size = distribution_for(action_spec).parameters_size if noise_scale is None else action_spec.shape[0]
-    actor = _headed(torso_of_rows(config, observation_spec, precision, seeds[0]), size, 0.01, seeds[0])
-    models = [_critic(config, observation_spec, action_spec, precision, seed) for seed in seeds[1:]]
-    if noise_scale is None:
-        return ActorAndCritics(actor, models, observation_spec, action_spec)
-    return DeterministicActor(actor, models, observation_spec, noise_scale=noise_scale)
-
-
-def q_network(config: RLSettings, precision: str, *, dueling: bool, epsilon: float) -> QNetwork:
-    """The values of all actions; `sample` takes random actions with the probability `epsilon`."""
-    observation_spec, action_spec = registry.specs(config)
-    seeds = seeds_of(config.seed, 3)
-    torso = torso_of_rows(config, observation_spec, precision, seeds[0])
-    features = torso.output_shape[-1]
-    q = Head(action_spec.encoded_size, features=features, gain=1.0, seed=seeds[1])(torso.output)
-    if dueling:
-        value = Head(1, features=features, gain=1.0, seed=seeds[2], name="value")(torso.output)
-        q = Dueling(name="dueling", dtype="float32")(value, q)
-    return QNetwork(keras.Model(torso.input, q, name="q"), observation_spec, epsilon=epsilon)
 
 
 def _critic(

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.networks import array_policy, entrance
-from tfrl.networks.distributions import ActionDistribution, distribution_for
+from tfrl.networks.distributions import distribution_for
 from tfrl.ops.graph import graph
 from tfrl.workers import parts
 from tfrl.workers.data_parallel import Weights
@@ -183,15 +183,14 @@ class Functional(Packing):
 class Network:
     """The networks of an algorithm by name; a base class.
 
-    A subclass has `outputs`. The first output is the parameters of a distribution over actions. A network
-    without an `action_spec` overrides the methods that choose actions.
+    The first output is the parameters of a distribution over actions. A network whose outputs are something
+    else overrides the methods that choose actions; one with several outputs overrides `outputs`.
 
     Args:
       layers: Keras layers or models by name.
       acting: the names of the networks that `outputs` calls.
-      signature: the shapes and dtypes of `outputs` for one observation.
-      observation_spec: of the observations.
-      action_spec: the action space.
+      observation_spec, action_spec: of the env.
+      signature: the shapes and dtypes of `outputs` for one observation; None: those of the acting model.
 
     Attributes:
       entrance: unpacks the observations.
@@ -206,9 +205,6 @@ class Network:
       memory_size: M, the size of the memory input of a recurrent network; otherwise 0.
     """
 
-    distribution: ActionDistribution
-    noise_size: int
-    has_probabilities: bool
     is_small = False
     compiled_rows: int | None = None
     fixed_rows: int | None = None
@@ -220,22 +216,22 @@ class Network:
         layers: Mapping[str, keras.layers.Layer],
         *,
         acting: Sequence[str],
-        signature: Sequence[tf.TensorSpec],
         observation_spec: ArraySpec,
-        action_spec: ActionSpec | None = None,
+        action_spec: ActionSpec,
+        signature: Sequence[tf.TensorSpec] | None = None,
     ) -> None:
         self.entrance = entrance.Entrance(observation_spec)
-        if action_spec is not None:
-            self.distribution = distribution_for(action_spec)
-            self.noise_size = self.distribution.noise_size
-            self.has_probabilities = isinstance(action_spec, Discrete)
+        self.distribution = distribution_for(action_spec)
+        self.noise_size = self.distribution.noise_size
+        self.has_probabilities = isinstance(action_spec, Discrete)
         self.functions = {name: Functional(layer) for name, layer in layers.items()}
         self.acting = tuple(acting)
-        self._signature = signature
+        self._signature = signature or [tf.TensorSpec([layers[acting[0]].output_shape[-1]])]
 
     def outputs(self, weights: Weights, observations: tf.Tensor) -> Sequence[tf.Tensor]:
         """The outputs that decide actions, [B, ...] each, for observations [B, *shape]."""
-        raise NotImplementedError
+        (name,) = self.acting
+        return [self.entrance.shut(observations, self.functions[name](weights[name], observations))]
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The random numbers of one env's actions, float32 [steps, K]."""
