@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     check_writable(out)
     tasks = [_task(source.config, game, options) for game in (options.envs or source.config.env).split(",")]
     with quiet_start():
-        player = policy.load(source, options.precision, greedy=greedy)
+        player = policy.Policy(source, options.precision, greedy=greedy)
     found = [
         evaluate_levels(player, task, level_set, options.episodes)
         | {"actions": "greedy" if greedy else "sampled"}

@@ -364,7 +364,7 @@ def load(folder: str | Path, checkpoint: str = "last") -> Policy:
     with _our_errors():
         source = policy.find(run_folder(str(folder)), str(checkpoint))
         with quiet_start():
-            greedy, drawn = (policy.load(source, greedy=greedy) for greedy in (True, False))
+            greedy, drawn = (policy.Policy(source, greedy=greedy) for greedy in (True, False))
         return Policy(source, greedy, drawn)
 
 

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
         if source is not None:
             greedy = source.config.eval_greedy if options.greedy is None else options.greedy
             with quiet_start():
-                player = policy.load(source, greedy=greedy)
+                player = policy.Policy(source, greedy=greedy)
             probabilities = player.probabilities
         if options.window:
             video.show(player, task, window, options, probabilities)

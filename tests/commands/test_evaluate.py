@@ -132,7 +132,7 @@ def test_actions_are_drawn_unless_greedy(run, how):
     flags = ["--greedy"] if how == "greedy" else []
     assert evaluate.main([str(run), "--episodes", "20", "--levels", "train", *flags]) == 0
     (row,) = json.loads((run / "eval.json").read_text())["evaluations"]
-    player = policy.load(source, greedy=how == "greedy")
+    player = policy.Policy(source, greedy=how == "greedy")
     played = play(player, level_spec(source.config, "train", 20), range(20), episodes_each=1)
     assert row["return_mean"] == played.returns.mean()
 
@@ -155,7 +155,7 @@ def test_actions_are_chosen_as_the_runs_own_evaluation_does_unless_a_flag_says_o
 
 def test_greedy_actions_are_the_most_likely_ones(run, capsys):
     source = policy.find(run, "last")
-    greedy, drawn = (policy.load(source, greedy=how) for how in (True, False))
+    greedy, drawn = (policy.Policy(source, greedy=how) for how in (True, False))
     observations = (255 * np.eye(50, dtype=np.uint8)).reshape(50, 10, 5, 1)
     uniforms = np.full((50, 1), 0.99, np.float32)
     actions = greedy.act(observations, uniforms)

@@ -102,11 +102,15 @@ class ActingNetwork:
         observations, noise, *remembered = map(tf.convert_to_tensor, rows)
         return tf.nest.map_structure(lambda x: x.numpy(), self._sample(observations, noise, [], *remembered))
 
+    def outputs(self, observations: tf.Tensor, *memory: tf.Tensor) -> Sequence[tf.Tensor]:
+        """The network's outputs, [B, ...] each, with the present weights; part of a compiled function."""
+        return self._forward(self._read(), observations, *memory)
+
     @compiled(reduce_retracing=True)
     def _sample(
         self, observations: tf.Tensor, noise: tf.Tensor, exploration: list[tf.Tensor], *memory: tf.Tensor
     ) -> Any:
-        outputs = self._forward(self._read(), observations, *memory)
+        outputs = self.outputs(observations, *memory)
         actions = self.network.sample(outputs, noise, *exploration)
         return (actions, outputs[-1]) if memory else actions
 
@@ -121,7 +125,7 @@ class ActingNetwork:
 
     @compiled(reduce_retracing=True)
     def _greedy(self, observations: tf.Tensor, *memory: tf.Tensor) -> Any:
-        outputs = self._forward(self._read(), observations, *memory)
+        outputs = self.outputs(observations, *memory)
         actions = self.network.greedy(outputs)
         return (actions, outputs[-1]) if memory else actions
 
@@ -170,7 +174,7 @@ class ActingActorCritic(ActingNetwork):
     def _act_with_extras(
         self, observations: tf.Tensor, noise: tf.Tensor, *memory: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        return self.actions_and_extras(self._forward(self._read(), observations, *memory), noise)
+        return self.actions_and_extras(self.outputs(observations, *memory), noise)
 
     def actions_and_extras(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Actions [B, *shape] drawn from outputs, and the arrays that `EXTRAS` names; some networks have only
@@ -192,9 +196,9 @@ class ActingActorCritic(ActingNetwork):
         rollout.extras |= {"log_prob": log_probs.reshape(size), "value": values.reshape(size)}
 
 
-class _Behavior:
+class Behavior:
     """A network on one device with its own copy of the weights; a base class for a `BehaviorPolicy` of
-    `tfrl.experience.collector`.
+    `tfrl.experience.collector`, and for the policies of finished runs.
 
     Args:
       config: the run's settings.
@@ -230,7 +234,7 @@ class _Behavior:
         self._acting.forget()
 
 
-class ActorCriticBehavior(_Behavior):
+class ActorCriticBehavior(Behavior):
     """Acts on one device like `PPOAgent`; implements `tfrl.experience.collector.BehaviorPolicy`."""
 
     _acting: ActingActorCritic
@@ -257,7 +261,7 @@ class ActorCriticBehavior(_Behavior):
         self._acting.complete(rollout)
 
 
-class ReplayBehavior(_Behavior):
+class ReplayBehavior(Behavior):
     """Explores like `ReplayAgent`; implements `tfrl.experience.collector.BehaviorPolicy`.
 
     A row of `draw` decides an action without further state. It holds the noise of the action, the values of

@@ -55,7 +55,7 @@ def follow(config: RLSettings, sleep: Callable[[float], None] = time.sleep) -> i
                 evaluated = now
                 if player is None:  # built once, because tracing takes seconds
                     with quiet_start():
-                        player = policy.load(source, greedy=config.eval_greedy)
+                        player = policy.Policy(source, greedy=config.eval_greedy)
                 else:
                     player.set_weights(source.weights)
                 found = _evaluate(player, source, config)
