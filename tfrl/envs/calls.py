@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,7 @@ import numpy as np
 
 from tfrl.cli import signals
 from tfrl.cli.errors import EnvError
-from tfrl.envs.observations import ACTION_MASK, ArraySpec, Packer, flat_mask
+from tfrl.envs.observations import ACTION_MASK, ArraySpec, flat_mask
 from tfrl.envs.spec import ActionSpec
 
 RESET = "reset(seed=..., options=...)"
@@ -29,7 +29,7 @@ def check_calls(env_id: str, env: gymnasium.Env, spec: ArraySpec, action_spec: A
     Raises EnvError if they fail, or return values of the wrong kind.
     """
     env.action_space.seed(0)
-    action, packer = env.action_space.sample(), Packer(spec) if spec.parts else None
+    action = env.action_space.sample()
     with Calling(env_id, env, RESET):
         begun, info = env.reset(seed=1)
         has_mask = ACTION_MASK in dict(info) and action_spec.mask_size > 0
@@ -40,7 +40,7 @@ def check_calls(env_id: str, env: gymnasium.Env, spec: ArraySpec, action_spec: A
         reward = np.asarray(float(given), np.float32)
         dict(info)  # raises an error if it is none
     for shown in (begun, after):
-        observation = packed(env_id, packer, shown) if packer else fitting(env_id, shown, spec)
+        observation = stored(env_id, spec.store(), shown)
         with np.errstate(over="ignore"):
             check_finite(env_id, reward, observation.astype(spec.dtype))
     return has_mask
@@ -53,10 +53,10 @@ def _allowed_action(env_id: str, info: Mapping[str, Any], spec: ActionSpec) -> A
     return spec.env_inputs(spec.from_uniform(zeros, mask[None]))[0]
 
 
-def packed(env_id: str, packer: Packer, shown: Any, mask: np.ndarray | None = None) -> np.ndarray:
-    """A row of an observation and its mask. Raises EnvError if it does not fit the env's space."""
+def stored(env_id: str, store: Callable[..., np.ndarray], *shown: Any) -> np.ndarray:
+    """The result of `ArraySpec.store`. Raises EnvError if the observation does not fit the env's space."""
     try:
-        return packer(shown, mask)
+        return store(*shown)
     except ValueError as error:
         raise EnvError(f"{env_id} shows an observation of {error}") from None
 
@@ -89,24 +89,6 @@ def mask_of(env_id: str, info: Mapping[str, Any], spec: ActionSpec, *, ends: boo
             return np.ones(spec.mask_size, np.uint8)
         raise EnvError(f'{env_id} forbids every action in its info["{ACTION_MASK}"]')
     return mask
-
-
-def fitting(env_id: str, shown: Any, spec: ArraySpec) -> np.ndarray:
-    """An observation as an array [*spec.shape] of uint8, or of any numbers for float32.
-
-    Raises EnvError if it has another shape, or is not uint8 although the space is, because a cast would wrap
-    around.
-    """
-    array = np.asarray(shown)
-    of_its_kind = array.dtype == np.uint8 if spec.dtype == "uint8" else array.dtype.kind in "biuf"
-    if array.shape == spec.env_shape and of_its_kind:
-        return np.moveaxis(array, 0, -1) if spec.channels_first else array
-    numbers = "uint8" if spec.dtype == "uint8" else "numbers"
-    what = "None" if shown is None else f"{array.dtype} {list(array.shape)}"
-    raise EnvError(
-        f"{env_id} shows an observation of {what} where its observation_space says {numbers} "
-        f"{list(spec.env_shape)}"
-    )
 
 
 def check_finite(env_id: str, reward: np.ndarray, observation: np.ndarray) -> None:

@@ -13,9 +13,8 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from tfrl.envs import atari, facts, own_state
-from tfrl.envs.calls import RESET, STEP, Calling, check_finite, fitting, mask_of, packed, summary
+from tfrl.envs.calls import RESET, STEP, Calling, check_finite, mask_of, stored, summary
 from tfrl.envs.gymnasium_env import close, make_env
-from tfrl.envs.observations import Packer
 from tfrl.envs.spec import EnvSpec, Step
 
 LONGEST_REPLAY = 32_768
@@ -45,7 +44,7 @@ class GymnasiumVec:
         name, kwargs = spec.env, json.dumps(dict(spec.env_kwargs), sort_keys=True)
         known = facts.of(spec)
         self.observation_spec, self.action_spec = known.specs(spec.action_masks)
-        self._packer, self._packs = Packer(self.observation_spec), bool(self.observation_spec.parts)
+        self._store, self._packs = self.observation_spec.store(), bool(self.observation_spec.parts)
         self.exact_state = True
         self._name, self._renders, self._limit = name, spec.render, spec.max_episode_steps or math.inf
         unlimited = spec.max_episode_steps is not None
@@ -84,10 +83,7 @@ class GymnasiumVec:
                 shown, info = env.reset()
             else:
                 shown, info = env.reset(seed=_episode_seed(*self._streams[i], episode))
-            if not self._packs:
-                shown = fitting(self._name, shown, self.observation_spec)
-            else:
-                shown = self._packed(shown, info)
+            shown = self._stored(shown, info)
         self._began[i] = self._clock
         return shown.astype(self.observation_spec.dtype, copy=False)
 
@@ -113,9 +109,9 @@ class GymnasiumVec:
                 shown, reward[i], terminated, truncated, info = play(action)
                 ends = terminated or truncated or self._began[i] <= started_by
                 if packs:
-                    shown = self._packed(shown, info, ends=ends) if not terminated else shown
+                    shown = self._stored(shown, info, ends=ends) if not terminated else shown
                 elif type(shown) is not ndarray or shown.shape != shape or shown.dtype is not self._seen:
-                    shown = self._fitting(shown)
+                    shown = self._stored(shown, info)
                 if ends:
                     first[i], cut[i] = True, not terminated
                     if not terminated:
@@ -130,15 +126,14 @@ class GymnasiumVec:
         if self._step.final_observation is not None:
             check_finite(self._name, reward, self._step.final_observation)
 
-    def _packed(self, shown: Any, info: dict[str, Any], *, ends: bool = False) -> np.ndarray:
-        """A row of an observation and its mask. If the episode `ends`, the mask may be missing."""
-        masked = self.observation_spec.num_actions
-        mask = mask_of(self._name, info, self.action_spec, ends=ends) if masked else None
-        return packed(self._name, self._packer, shown, mask)
+    def _stored(self, shown: Any, info: dict[str, Any], *, ends: bool = False) -> np.ndarray:
+        """An observation and its mask as one array. If the episode `ends`, the mask may be missing.
 
-    def _fitting(self, shown: Any) -> np.ndarray:
-        """An observation as an array of the space's shape; `act` does not check the next one of this type."""
-        shown = fitting(self._name, shown, self.observation_spec)
+        `act` does not check the next single image or vector of this type.
+        """
+        masked = self.observation_spec.num_actions
+        mask = [mask_of(self._name, info, self.action_spec, ends=ends)] if masked else []
+        shown = stored(self._name, self._store, shown, *mask)
         self._seen = shown.dtype
         return shown
 
@@ -253,10 +248,8 @@ class GymnasiumVec:
                     raise
                 if terminated or truncated:
                     return False
-            if not self._packs:
-                shown = self._fitting(shown).astype(self.observation_spec.dtype)
-            elif info is not None:
-                shown = self._packed(shown, info)
+            if info is not None:
+                shown = self._stored(shown, info).astype(self.observation_spec.dtype)
         return np.array_equal(shown, arrays["observation"], equal_nan=True) and np.float32(
             reward
         ) == np.float32(about["reward"])

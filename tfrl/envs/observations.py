@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -89,7 +89,7 @@ class Part:
         return f"{self.dtype} {list(self.env_shape)}{few}"
 
     def stored(self, shown: Any) -> np.ndarray:
-        """The array [*shape] to store in a row.
+        """The array [*shape] of an observation, in any dtype of its kind.
 
         Raises ValueError, with the end of a sentence, if the array does not fit the space.
         """
@@ -106,12 +106,7 @@ class Part:
             )
         if self.channels_first:
             return np.moveaxis(array, 0, -1)
-        if self.kind == NUMBERS:
-            with np.errstate(over="ignore"):
-                array = array.astype(np.float32)
-            if not np.isfinite(array).all():
-                raise ValueError("a number that is not finite, or too large for float32")
-        elif self.kind == CHOICES:
+        if self.kind == CHOICES:
             array = array.reshape(-1) - np.array(self.starts)
             if (array < 0).any() or (array >= np.array(self.counts)).any():
                 raise ValueError(f"{shown}, which its observation_space does not have")
@@ -237,6 +232,13 @@ class ArraySpec:
             begin = end
         return found
 
+    def store(self) -> Callable[..., np.ndarray]:
+        """A function that makes an array [*shape] of an observation, and of its mask if the spec has one.
+
+        It raises ValueError, with the end of a sentence, if the observation does not fit the space.
+        """
+        return Packer(self) if self.parts else self.arrays[0].stored
+
     def stored_type(self, kind: str) -> type[np.generic]:
         """The NumPy type of a kind in a row."""
         return np.float32 if self.dtype == "float32" else _STORED.get(kind, np.uint8)
@@ -328,7 +330,10 @@ class Packer:
         """
         for part, place in self._places.items():
             try:
-                place[...] = part.stored(_at(shown, part.keys))
+                with np.errstate(over="ignore"):
+                    place[...] = part.stored(_at(shown, part.keys))
+                if part.kind == NUMBERS and not np.isfinite(place).all():
+                    raise ValueError("a number that is not finite, or too large for float32")
             except ValueError as error:
                 raise ValueError(f"{error}, in {part.name}" if part.keys else str(error)) from None
         if self._mask is not None:
