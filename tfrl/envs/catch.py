@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import numpy as np
 
-from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec, Step
+from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec, Step, pack_state, step_of, unpack_state
 
 
 class Catch:
@@ -31,12 +30,11 @@ class Catch:
         self._generators = [np.random.Generator(np.random.PCG64(s)) for s in seeds]
         self._ball = np.zeros((num_envs, 2), np.int64)  # row, column
         self._paddle = np.zeros(num_envs, np.int64)
-        self._reward = np.zeros(num_envs, np.float32)
-        self._first = np.ones(num_envs, bool)
         self._limit = spec.max_episode_steps or self.rows
-        self._finals: list[np.ndarray | None] = [None] * num_envs  # last boards of truncated episodes
         for i in range(num_envs):
             self._restart(i)
+        first = np.ones(num_envs, bool)
+        self._step = Step(np.zeros(num_envs, np.float32), self._boards(), first, ~first, None)
 
     def _restart(self, i: int) -> None:
         start, count = self._levels
@@ -46,14 +44,7 @@ class Catch:
 
     def observe(self) -> Step:
         """Observations are boards uint8 [B, 10, 5, 1]."""
-        finals = [final for final in self._finals if final is not None]
-        return Step(
-            self._reward.copy(),
-            self._boards(),
-            self._first.copy(),
-            np.array([final is not None for final in self._finals]),
-            np.stack(finals) if finals else None,
-        )
+        return self._step
 
     def _boards(self) -> np.ndarray:
         board = np.zeros((self.num_envs, *self.observation_spec.shape), np.uint8)
@@ -68,17 +59,16 @@ class Catch:
         self._ball[:, 0] += 1
         ended = self._ball[:, 0] == self.rows - 1
         caught = self._ball[:, 1] == self._paddle
-        self._reward = np.where(ended, np.where(caught, 1.0, -1.0), 0.0).astype(np.float32)
+        reward = np.where(ended, np.where(caught, 1.0, -1.0), 0.0).astype(np.float32)
         cut = ~ended & (self._ball[:, 0] >= self._limit)
-        boards = self._boards() if cut.any() else ()
-        self._finals = [boards[i] if is_cut else None for i, is_cut in enumerate(cut)]
-        self._first = ended | cut
-        for i in np.flatnonzero(self._first):
+        finals = self._boards()[cut] if cut.any() else None
+        for i in np.flatnonzero(ended | cut):
             self._restart(i)
+        self._step = Step(reward, self._boards(), ended | cut, cut, finals)
 
     def solved(self) -> np.ndarray:
         """True where the last ball was caught, bool [B]; valid while `first` is True."""
-        return self._reward > 0
+        return self._step.reward > 0
 
     def render(self) -> Sequence[np.ndarray]:
         """The enlarged board, uint8 [512, 512, 3] per env."""
@@ -90,29 +80,27 @@ class Catch:
         return list(frames)
 
     def get_state(self) -> list[bytes]:
-        """JSON per env: board, pending reward, `first` and final board, random generator."""
+        """One npz per env: the last step, ball, paddle and random generator."""
         return [
-            json.dumps(
+            pack_state(
+                self._step,
+                i,
                 {
                     "ball": self._ball[i].tolist(),
                     "paddle": int(self._paddle[i]),
-                    "reward": float(self._reward[i]),
-                    "first": bool(self._first[i]),
-                    "final": None if (final := self._finals[i]) is None else final.tolist(),
                     "generator": self._generators[i].bit_generator.state,
-                }
-            ).encode()
+                },
+            )
             for i in range(self.num_envs)
         ]
 
     def set_state(self, states: Sequence[bytes]) -> None:
         """Continues exactly from `states`."""
-        for i, state in enumerate(map(json.loads, states)):
-            self._ball[i], self._paddle[i] = state["ball"], state["paddle"]
-            self._reward[i], self._first[i] = state["reward"], state["first"]
-            final = state["final"]
-            self._finals[i] = None if final is None else np.array(final, np.uint8)
-            self._generators[i].bit_generator.state = state["generator"]
+        rows = list(map(unpack_state, states))
+        for i, row in enumerate(rows):
+            self._ball[i], self._paddle[i] = row["ball"], row["paddle"]
+            self._generators[i].bit_generator.state = row["generator"]
+        self._step = step_of(rows)._replace(observation=self._boards())
 
     def close(self) -> None:
         """Does nothing."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import json
 import math
 from collections import deque
@@ -15,7 +14,7 @@ import numpy as np
 from tfrl.envs import atari, facts, own_state
 from tfrl.envs.calls import RESET, STEP, Calling, check_finite, mask_of, stored, summary
 from tfrl.envs.gymnasium_env import close, make_env
-from tfrl.envs.spec import EnvSpec, Step
+from tfrl.envs.spec import EnvSpec, Step, pack_state, step_of, unpack_state
 
 LONGEST_REPLAY = 32_768
 """The longest episode, in steps, that can be replayed. Its actions take 128 kB per number of a Box, otherwise
@@ -167,25 +166,19 @@ class GymnasiumVec:
         return [self._get_state(i) for i in range(self.num_envs)]
 
     def _get_state(self, i: int) -> bytes:
-        step = self._step
         about = {
             "stream": self._streams[i],
             "episode": self._episodes[i],
             "steps": self._clock - self._began[i],
-            "reward": float(step.reward[i]),
-            "first": bool(step.first[i]),
-            "truncated": bool(step.truncated[i]),
             "solved": bool(self._solved[i]),
         }
-        arrays = {"observation": step.observation[i]}
-        if step.final_observation is not None and step.truncated[i]:
-            arrays["final_observation"] = step.final_observation[step.truncated[:i].sum()]
+        arrays = {}
         if self._saver is not None:
-            arrays |= self._saver.get(self._envs[i])
+            arrays = self._saver.get(self._envs[i])
         elif self._began[i] >= self._oldest:
             actions = [self._history[t][i] for t in range(self._began[i] - self._oldest, len(self._history))]
             arrays["actions"] = np.array(actions, self.action_spec.dtype).reshape(-1, *self.action_spec.shape)
-        return _pack(about, arrays)
+        return pack_state(self._step, i, about, **arrays)
 
     def set_state(self, states: Sequence[bytes]) -> None:
         """Continues exactly from `states`.
@@ -194,52 +187,40 @@ class GymnasiumVec:
         last observation. Afterwards `exact_state` is true if all envs continued exactly.
         """
         self.exact_state = True
-        opened = [_unpack(state) for state in states]
-        played = [
-            about["steps"] if self._saver else len(arrays.get("actions", ())) for about, arrays in opened
-        ]
+        rows = list(map(unpack_state, states))
+        played = [row["steps"] if self._saver else len(row.get("actions", ())) for row in rows]
         self._oldest, self._clock = 0, max(played)
         acts = 0 if self._saver else self._clock
         history = np.zeros((acts, self.num_envs, *self.action_spec.shape), self.action_spec.dtype)
-        reward, observation, first, cut, _ = self._step
-        step = Step(reward.copy(), observation.copy(), first.copy(), cut.copy(), None)
-        final = []
-        for i, (about, arrays) in enumerate(opened):
-            step.reward[i], step.first[i], step.truncated[i] = (
-                about[name] for name in ("reward", "first", "truncated")
-            )
-            step.observation[i] = arrays["observation"]
-            if self._resume(i, about, arrays):
+        for i, row in enumerate(rows):
+            if self._resume(i, row):
                 self._began[i] = self._clock - played[i]
                 if self._saver is None:
-                    history[self._began[i] :, i] = arrays["actions"]
-            else:
-                self.exact_state = False
-                self._episodes[i] += 1
-                step.observation[i] = self._reset(i)
-                if not step.first[i]:
-                    step.first[i] = step.truncated[i] = True
-                    arrays["final_observation"] = arrays["observation"]
-            if step.truncated[i]:
-                final.append(arrays["final_observation"])
+                    history[self._began[i] :, i] = row["actions"]
+                continue
+            self.exact_state = False
+            self._episodes[i] += 1
+            if not row["first"]:
+                row |= {"first": True, "truncated": True, "final_observation": row["observation"]}
+            row["observation"] = self._reset(i)
         self._history = deque(history)
-        self._step = step._replace(final_observation=np.stack(final) if final else None)
+        self._step = step_of(rows)
 
-    def _resume(self, i: int, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> bool:
+    def _resume(self, i: int, row: dict[str, Any]) -> bool:
         """Restores the state of env i; False if an env that is replayed does something else than before."""
-        self._streams[i] = tuple(about["stream"])
-        self._episodes[i], self._solved[i] = about["episode"], about["solved"]
+        self._streams[i] = tuple(row["stream"])
+        self._episodes[i], self._solved[i] = row["episode"], row["solved"]
         if self._saver is not None:
             if self._saver is own_state:
                 self._reset(i)  # draws what the env does not save of its episode
-            self._saver.put(self._envs[i], arrays)
+            self._saver.put(self._envs[i], row)
             return True
-        if "actions" not in arrays:
+        if "actions" not in row:
             return False
         shown, info = self._reset(i), None
-        reward: SupportsFloat = np.float32(about["reward"])
+        reward: SupportsFloat = row["reward"]
         with self._stepping:
-            for action in self.action_spec.env_inputs(arrays["actions"]):
+            for action in self.action_spec.env_inputs(row["actions"]):
                 try:
                     shown, reward, terminated, truncated, info = self._plays[i](action)
                 except Exception:
@@ -250,9 +231,8 @@ class GymnasiumVec:
                     return False
             if info is not None:
                 shown = self._stored(shown, info).astype(self.observation_spec.dtype)
-        return np.array_equal(shown, arrays["observation"], equal_nan=True) and np.float32(
-            reward
-        ) == np.float32(about["reward"])
+        is_same = np.array_equal(shown, row["observation"], equal_nan=True)
+        return is_same and np.float32(reward) == np.float32(row["reward"])
 
     def close(self) -> None:
         """Closes windows and simulators."""
@@ -288,15 +268,3 @@ def _episode_seeds(seed: int, env: int, block: int) -> list[int]:
     # Seeds are drawn in blocks, because a SeedSequence takes longer than the reset of many envs.
     words = np.random.SeedSequence(seed, spawn_key=(env, block)).generate_state(64)
     return (words >> 1).tolist()
-
-
-def _pack(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
-    file = io.BytesIO()
-    np.savez_compressed(file, about=np.array(json.dumps(about)), **arrays)
-    return file.getvalue()
-
-
-def _unpack(state: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    with np.load(io.BytesIO(state), allow_pickle=False) as file:
-        arrays = dict(file)
-    return json.loads(str(arrays.pop("about"))), arrays

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec, Step
+from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec, Step, pack_state, step_of, unpack_state
 
 
 class Procgen:
@@ -76,45 +75,25 @@ class Procgen:
         self._env.act(actions)
 
     def get_state(self) -> list[bytes]:
-        """One state per env, 20 to 40 kB: level, objects, timer, random generators.
-
-        With a limit, a state begins with one line of JSON, which has the last step, and the final
-        observation.
-        """
+        """One state per env, 20 to 40 kB: level, objects, timer, random generators."""
+        states = self._env.callmethod("get_state")
         if self._limit is None:
-            return self._env.callmethod("get_state")
-        step, packed = self.observe(), []
-        for i, state in enumerate(self._env.callmethod("get_state")):
-            about = {"steps": int(self._steps[i]), "reward": float(step.reward[i])}
-            about |= {"first": bool(step.first[i]), "truncated": bool(step.truncated[i])}
-            final = b""
-            if step.final_observation is not None and step.truncated[i]:
-                final = step.final_observation[step.truncated[:i].sum()].tobytes()
-            packed.append(json.dumps(about | {"final": len(final)}).encode() + b"\n" + final + state)
-        return packed
+            return states
+        step = self.observe()
+        return [
+            pack_state(step, i, {"steps": int(self._steps[i])}, state=np.frombuffer(state, np.uint8))
+            for i, state in enumerate(states)
+        ]
 
     def set_state(self, states: Sequence[bytes]) -> None:
         """Continues exactly from `states`."""
         if self._limit is None:
             self._env.callmethod("set_state", list(states))
             return
-        opened = [state.split(b"\n", 1) for state in states]
-        about = [json.loads(line) for line, _ in opened]
-        ends = [a["final"] for a in about]
-        self._env.callmethod("set_state", [rest[end:] for (_, rest), end in zip(opened, ends, strict=True)])
-        finals = [
-            np.frombuffer(rest[:end], np.uint8).reshape(self.observation_spec.shape)
-            for (_, rest), end in zip(opened, ends, strict=True)
-            if end
-        ]
-        self._steps = np.array([a["steps"] for a in about])
-        self._shown = Step(
-            np.array([a["reward"] for a in about], np.float32),
-            self._env.observe()[1]["rgb"],
-            np.array([a["first"] for a in about]),
-            np.array([a["truncated"] for a in about]),
-            np.stack(finals) if finals else None,
-        )
+        rows = list(map(unpack_state, states))
+        self._env.callmethod("set_state", [row["state"].tobytes() for row in rows])
+        self._steps = np.array([row["steps"] for row in rows])
+        self._shown = step_of(rows)._replace(observation=self._env.observe()[1]["rgb"])
 
     def info(self) -> list[dict[str, Any]]:
         """Procgen's own facts per env: `level_seed`, `prev_level_seed`, `prev_level_complete`."""

@@ -5,6 +5,8 @@ The specs decide the sizes of networks, buffers and noise.
 
 from __future__ import annotations
 
+import io
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -311,6 +313,37 @@ class Step(NamedTuple):
     def terminated(self) -> np.ndarray:
         """True where an episode has just terminated, bool [B]. Equals `first` before the first action."""
         return self.first & ~self.truncated
+
+
+def pack_state(step: Step, i: int, about: Mapping[str, Any], **arrays: np.ndarray) -> bytes:
+    """The state of env i as npz, without pickle: its part of a step, JSON values by name, and arrays."""
+    parts = {"reward": float(step.reward[i]), "first": bool(step.first[i])}
+    parts["truncated"] = bool(step.truncated[i])
+    arrays["observation"] = step.observation[i]
+    if step.final_observation is not None and step.truncated[i]:
+        arrays["final_observation"] = step.final_observation[step.truncated[:i].sum()]
+    file = io.BytesIO()
+    np.savez_compressed(file, about=np.array(json.dumps({**about, **parts})), **arrays)
+    return file.getvalue()
+
+
+def unpack_state(state: bytes) -> dict[str, Any]:
+    """The values and arrays of `pack_state` by name; those of the step have the names of its fields."""
+    with np.load(io.BytesIO(state), allow_pickle=False) as file:
+        arrays = dict(file)
+    return json.loads(str(arrays.pop("about"))) | arrays
+
+
+def step_of(rows: Sequence[Mapping[str, Any]]) -> Step:
+    """The step of all envs, from the results of `unpack_state`."""
+    finals = [row["final_observation"] for row in rows if row["truncated"]]
+    return Step(
+        np.array([row["reward"] for row in rows], np.float32),
+        np.stack([row["observation"] for row in rows]),
+        np.array([row["first"] for row in rows]),
+        np.array([row["truncated"] for row in rows]),
+        np.stack(finals) if finals else None,
+    )
 
 
 class VecEnv(Protocol):
