@@ -57,7 +57,8 @@ class SubprocessVecEnv:
     def __init__(self, make: MakeVecEnv, spec: EnvSpec, indices: Sequence[int], processes: int = 1) -> None:
         shares = np.array_split(np.asarray(indices), processes)
         self._processes = [_Process(make, spec, share.tolist()) for share in shares]
-        self._begins = np.cumsum([len(share) for share in shares])[:-1].tolist()
+        ends = np.cumsum([len(share) for share in shares]).tolist()
+        self._slices = [slice(end - len(share), end) for share, end in zip(shares, ends, strict=True)]
         self._step: Step | None = None
         try:
             facts = [process.answer() for process in self._processes]
@@ -79,8 +80,8 @@ class SubprocessVecEnv:
         """Starts a step in all processes, and returns."""
         self.observe()  # drops the answers of the step before
         self._step = None
-        for process, share in zip(self._processes, np.split(actions, self._begins), strict=True):
-            process.send(STEP, share)
+        for process, own in zip(self._processes, self._slices, strict=True):
+            process.send(STEP, actions[own])
 
     def solved(self) -> np.ndarray:
         """Implements `VecEnv.solved`."""
@@ -96,13 +97,7 @@ class SubprocessVecEnv:
 
     def set_state(self, states: Sequence[bytes]) -> None:
         """Implements `VecEnv.set_state`."""
-        self.observe()
-        self._step = None
-        ends = [*self._begins, self.num_envs]
-        for process, begin, end in zip(self._processes, [0, *self._begins], ends, strict=True):
-            process.send("set_state", list(states[begin:end]))
-        for process in self._processes:
-            process.answer()
+        self._ask("set_state", states)
         self._step = _joined(self._ask("observe"))
         self.exact_state = all(self._ask("exact_state"))
 
@@ -111,11 +106,12 @@ class SubprocessVecEnv:
         for process in self._processes:
             process.close()
 
-    def _ask(self, name: str) -> list[Any]:
+    def _ask(self, name: str, *shared: Sequence[Any]) -> list[Any]:
+        """The answers of all processes to `name`, with each one's parts of `shared`."""
         if name != "observe":
             self.observe()
-        for process in self._processes:
-            process.send(name)
+        for process, own in zip(self._processes, self._slices, strict=True):
+            process.send(name, *(each[own] for each in shared))
         return [process.answer() for process in self._processes]
 
 
@@ -153,7 +149,7 @@ class _Process:
     def answer(self) -> Any:
         """The answer to the oldest open `send`. Raises the errors of the envs."""
         try:
-            kind, answer = self._pipe.recv()
+            answer = self._pipe.recv()
         except (EOFError, ConnectionError):
             code = self._process.wait()
             if self._draws:  # this process only draws, so training can continue
@@ -161,8 +157,8 @@ class _Process:
                     f"{self._name} cannot be rendered here: the process that draws it ended with {code}."
                 ) from None
             raise EnvError(f"the process that steps {self._name} has ended with {code}") from None
-        if kind is not None:
-            raise kind(answer)
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
     def close(self) -> None:
@@ -186,7 +182,7 @@ def serve(pipe: Connection) -> None:
         except (ValueError, EnvError) as error:
             pipe.send(_sent(error))
             return
-        pipe.send((None, (env.observation_spec, env.action_spec, env.exact_state)))
+        pipe.send((env.observation_spec, env.action_spec, env.exact_state))
         while True:
             name, arguments = pipe.recv()
             try:
@@ -194,12 +190,12 @@ def serve(pipe: Connection) -> None:
                     env.act(*arguments)
                     name, arguments = "observe", ()
                 found = getattr(env, name)
-                answer: tuple[Any, Any] = None, found(*arguments) if callable(found) else found
+                answer = found(*arguments) if callable(found) else found
             except (ValueError, EnvError) as error:
                 answer = _sent(error)
             pipe.send(answer)
 
 
-def _sent(error: Exception) -> tuple[type[Exception], str]:
-    """An error as its type and text, for the other end."""
-    return EnvError if isinstance(error, EnvError) else ValueError, str(error)
+def _sent(error: Exception) -> Exception:
+    """An error that the other end can unpickle."""
+    return (EnvError if isinstance(error, EnvError) else ValueError)(str(error))
