@@ -59,16 +59,15 @@ class ActionSpec(ABC):
         return sum(self.mask_counts)
 
     def as_env_takes(self, actions: np.ndarray) -> np.ndarray:
-        """Converts an agent's actions [B, *shape] to the env's; overridden if their ranges differ."""
+        """Converts an agent's actions [B, *shape] to the env's; overridden if their ranges differ.
+
+        Those of discrete actions may also be tensors.
+        """
         return actions
 
     def env_inputs(self, actions: np.ndarray) -> Sequence[Any] | np.ndarray:
         """The arguments of the N envs' `step` for agents' actions [N, *shape]."""
         return self.as_env_takes(actions)
-
-    def scaled(self, action: np.ndarray) -> np.ndarray:
-        """One action [K] scaled to [-1, 1] for videos; overridden if the range differs."""
-        return action
 
     @property
     def encoded_size(self) -> int:
@@ -187,10 +186,6 @@ class MultiDiscrete(ActionSpec):
         np.put_along_axis(one_hot, actions + np.cumsum((0, *self.counts[:-1])), np.float32(1), axis=1)
         return one_hot
 
-    def scaled(self, action: np.ndarray) -> np.ndarray:
-        """The numbers of one action [K] in [-1, 1], for pictures."""
-        return 2 * action / np.maximum(1, np.array(self.counts) - 1) - 1
-
 
 def _one_of(numbers: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     """Uniform choices int32 [B] among those allowed, bool [B, A], by numbers in [0, 1), float32 [B]."""
@@ -308,11 +303,6 @@ class Step(NamedTuple):
     first: np.ndarray
     truncated: np.ndarray
     final_observation: np.ndarray | None
-
-    @property
-    def terminated(self) -> np.ndarray:
-        """True where an episode has just terminated, bool [B]. Equals `first` before the first action."""
-        return self.first & ~self.truncated
 
 
 def pack_state(step: Step, i: int, about: Mapping[str, Any], **arrays: np.ndarray) -> bytes:

@@ -202,7 +202,6 @@ class MultiCategoricalActions(ActionDistribution):
         self.parameters_size, self.noise_size = sum(counts), len(counts)
         self._choices = [CategoricalActions(Discrete(count)) for count in counts]
         self._ends = np.cumsum(counts)[:-1]
-        self._starts = np.array(action_spec.starts, np.int32)
 
     def __call__(self, parameters: tf.Tensor) -> MultiCategorical:
         """The distribution of logits float32 [B, sum(counts)]."""
@@ -232,10 +231,6 @@ class MultiCategoricalActions(ActionDistribution):
     def encoded(self, actions: tf.Tensor) -> tf.Tensor:
         """One-hot vectors side by side, float32 [B, sum(counts)], of actions int32 [B, K]."""
         return tf.concat([choice.encoded(actions[:, k]) for k, choice in enumerate(self._choices)], axis=-1)
-
-    def as_env_takes(self, actions: tf.Tensor) -> tf.Tensor:
-        """Actions int32 [B, K], counted from `MultiDiscrete.starts`."""
-        return actions + self._starts
 
 
 _MIN_STD = 0.01  # TorchRL's; an even smaller one lets PPO's ratios overflow

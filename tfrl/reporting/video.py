@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw, ImageFont
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, Range
 from tfrl.envs.registry import frames_per_second
-from tfrl.envs.spec import ActionSpec, Discrete, Step, VecEnv
+from tfrl.envs.spec import ActionSpec, Discrete, MultiDiscrete, Step, VecEnv
 from tfrl.evaluation.episodes import Player, Watcher, level_spec, play
 from tfrl.run import files, rng
 
@@ -317,8 +317,10 @@ def _draw_action(
                 at = (left + right) // 2, base + 11
                 draw.text(at, names[a], anchor="mm", font=_font(16), fill=color)
         return
+    if isinstance(spec, MultiDiscrete):
+        action = 2 * action / np.maximum(1, np.array(spec.counts) - 1) - 1
     middle = _CAPTION // 2  # bars go up or down from here
-    for (left, right), number in zip(bars, np.clip(spec.scaled(action), -1, 1), strict=True):
+    for (left, right), number in zip(bars, np.clip(action, -1, 1), strict=True):
         end = middle - round(26 * float(number))
         draw.rectangle((left, middle - 27, right, middle + 27), outline=_LOOK["bar"])
         draw.rectangle((left, min(middle, end), right, max(middle, end)), fill=_LOOK["chosen"])
