@@ -10,7 +10,7 @@ from made_envs import made
 from packed_envs import packed
 from processes import without_display
 
-from tfrl.envs import facts
+from tfrl.envs import registry
 from tfrl.envs.gymnasium_env import find_facts, observation_spec
 from tfrl.envs.registry import reward_threshold
 from tfrl.envs.spec import EnvSpec
@@ -101,12 +101,10 @@ def test_the_reward_threshold_of_an_id_is_gymnasiums():
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", made("Lopsided"), packed("Dict"), packed("MaskedMany")])
-def test_facts_about_an_env_go_through_a_file(env, tmp_path):
+def test_facts_about_an_env_go_through_a_file(env, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_known", {})
     task = EnvSpec(env, num_envs=1, seed=1)
-    found = facts.of(task)
-    (tmp_path / facts.FILE).write_text(facts.text(task))
-    facts.remember(tmp_path)
-    try:
-        assert facts.of(task) is not found and facts.of(task) == found
-    finally:
-        facts.forget(env)
+    found = registry.facts_of(task)
+    (tmp_path / registry.FACTS_FILE).write_text(registry.facts_text(task))
+    registry.remember_facts(tmp_path)
+    assert registry.facts_of(task) is not found and registry.facts_of(task) == found

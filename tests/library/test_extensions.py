@@ -15,7 +15,7 @@ import tensorflow  # noqa: F401 - conftest.py then splits the CPU
 from processes import ROOT
 
 import tfrl
-from tfrl.envs import facts
+from tfrl.envs import registry
 from tfrl.training.command import of_algorithm
 
 sys.path.append(str(ROOT / "examples"))
@@ -179,4 +179,4 @@ def test_a_policy_loads_where_its_env_cannot_be_made(runs, tmp_path):
     command = [sys.executable, "-c", code, str(run.folder), str(run.folder / "export")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 2, done.stderr
-    assert "pickle" not in (run.folder / facts.FILE).read_text()
+    assert "pickle" not in (run.folder / registry.FACTS_FILE).read_text()

@@ -12,7 +12,7 @@ from tfrl.cli import settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import nearest
 from tfrl.cli.settings import SETTINGS_FILE, NoResult, Reader, Settings, is_of
-from tfrl.envs import callables, facts, registry
+from tfrl.envs import callables, registry
 
 if TYPE_CHECKING:
     from tfrl.config.run import RLSettings
@@ -93,7 +93,7 @@ def of_run(path: Path) -> RLSettings:
         )
     if is_of(path, "dataset"):
         raise UserError(f"{path} is a run of resnet.train; evaluate it with python -m resnet.evaluate.")
-    facts.remember(path)
+    registry.remember_facts(path)
     config = from_yaml(path / SETTINGS_FILE)
     try:
         # The folder's name is not checked.

@@ -11,7 +11,7 @@ from typing import Any, SupportsFloat
 
 import numpy as np
 
-from tfrl.envs import atari, facts, own_state
+from tfrl.envs import atari, own_state, registry
 from tfrl.envs.calls import RESET, STEP, Calling, check_finite, mask_of, stored, summary
 from tfrl.envs.gymnasium_env import close, make_env
 from tfrl.envs.spec import EnvSpec, Step, pack_state, step_of, unpack_state
@@ -41,7 +41,7 @@ class GymnasiumVec:
     def __init__(self, spec: EnvSpec, indices: Sequence[int]) -> None:
         self.num_envs = len(indices)
         name, kwargs = spec.env, json.dumps(dict(spec.env_kwargs), sort_keys=True)
-        known = facts.of(spec)
+        known = registry.facts_of(spec)
         self.observation_spec, self.action_spec = known.specs(spec.action_masks)
         self._store, self._packs = self.observation_spec.store(), bool(self.observation_spec.parts)
         self.exact_state = True

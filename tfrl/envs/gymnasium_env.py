@@ -27,8 +27,8 @@ from gymnasium.envs.registration import load_env_creator, registry
 from tfrl.cli.flags import nearest
 from tfrl.envs import atari, callables, own_state
 from tfrl.envs.calls import check_calls, summary
-from tfrl.envs.facts import Facts
 from tfrl.envs.observations import CHOICES, FLAGS, IMAGE, NUMBERS, WORD_FLAGS, ArraySpec, Part
+from tfrl.envs.registry import Facts
 from tfrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
 
 _FEW_CHANNELS = 16  # because the width of an image is larger

@@ -21,7 +21,7 @@ from tfrl.cli.settings import SETTINGS_FILE, Precision
 from tfrl.cli.streams import tell
 from tfrl.config import of_run
 from tfrl.config.run import RLSettings
-from tfrl.envs import facts
+from tfrl.envs import registry
 from tfrl.experience import memory
 from tfrl.experience.memory import Memory
 from tfrl.networks.weights import PREFIX, WEIGHTS_FILE, weights_of
@@ -105,7 +105,7 @@ def keep(run: Path, place: Path, weights: Mapping[str, np.ndarray]) -> None:
     Raises OSError.
     """
     files.make_folder(place)
-    for name in (SETTINGS_FILE, facts.FILE):
+    for name in (SETTINGS_FILE, registry.FACTS_FILE):
         if (run / name).is_file():
             files.write(place / name, (run / name).read_text(encoding="utf-8"))
     files.write(place / WEIGHTS_FILE, encode(weights))

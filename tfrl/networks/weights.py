@@ -18,7 +18,7 @@ import yaml
 from tfrl import networks
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import SETTINGS_FILE, Precision, to_yaml
-from tfrl.envs import facts, registry
+from tfrl.envs import registry
 from tfrl.networks.distributions import distribution_for
 from tfrl.ops.graph import graph, tf
 from tfrl.run import files
@@ -68,7 +68,7 @@ def export(
     files.write(directory / WEIGHTS_FILE, encode(weights))
     files.write(directory / SETTINGS_FILE, to_yaml(dataclasses.replace(config, precision=precision)))
     if (text := registry.facts_text(config)) is not None:
-        files.write(directory / facts.FILE, text)
+        files.write(directory / registry.FACTS_FILE, text)
     network = networks.of_settings(config, precision)
     vectors = network.join(weights)
     spec, action_spec = registry.specs(config)

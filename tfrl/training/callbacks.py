@@ -15,7 +15,7 @@ import numpy as np
 from tfrl.cli.errors import UserError
 from tfrl.cli.streams import once
 from tfrl.config.run import RLSettings
-from tfrl.envs import facts, registry
+from tfrl.envs import registry
 from tfrl.envs.registry import TRAIN
 from tfrl.evaluation import policy
 from tfrl.evaluation.episodes import (
@@ -91,7 +91,7 @@ class EnvFacts(Callback):
         """Writes the file. If the disk is full, loading the policy makes an env instead."""
         if run.is_chief and self._facts is not None:
             with contextlib.suppress(OSError):
-                files.write(run.folder / facts.FILE, self._facts)
+                files.write(run.folder / registry.FACTS_FILE, self._facts)
 
 
 class EvaluationTable(Callback):
