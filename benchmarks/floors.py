@@ -136,11 +136,10 @@ def build(precision: str, memory: str = "none") -> tuple[Any, ActorCritic]:
     import tensorflow as tf  # isort: skip
 
     from tfrl.config import reader
-    from tfrl.networks import of_settings
     from tfrl.workers import strategy
 
     strategy.set_up_tensorflow()
-    return tf, of_settings(reader("ppo").parse(["--env", "coinrun", "--memory", memory]), precision)
+    return tf, reader("ppo").parse(["--env", "coinrun", "--memory", memory]).make_network(precision)
 
 
 def gradient_of(tf: Any, network: ActorCritic, steps: int) -> Callable[[Any], Any]:

@@ -13,7 +13,6 @@ from packed_envs import named, packed
 from processes import Training, learned, results
 
 from tfrl import config as settings
-from tfrl import networks
 from tfrl.cli.errors import EnvError, UserError
 from tfrl.envs import registry
 from tfrl.envs.observations import FORBIDDEN
@@ -168,7 +167,7 @@ def test_masks_are_used_where_the_settings_say_so(tmp_path):
 @pytest.mark.parametrize("name", ["ppo of several choices", "impala", "dqn"])
 def test_an_export_takes_the_mask_and_obeys_it(name, tmp_path):
     config, _ = parse(name, tmp_path)
-    network, generator = networks.of_settings(config, "float32"), np.random.default_rng(0)
+    network, generator = config.make_network("float32"), np.random.default_rng(0)
     arrays = {
         n: generator.normal(size=a.shape).astype(np.float32) for n, a in network.initial_arrays().items()
     }

@@ -51,15 +51,13 @@ def test_statistics_of_an_evaluation(monkeypatch):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """An untrained run of catch, with two torsos, whose best policy is another one than its last."""
-    from tfrl import networks
-
     folder = tmp_path_factory.mktemp("logs")
     settings = {"torso": "cookbook", "precision": "float32", "share_torso": False}
     path = make_run(folder, "fruitbot", total_steps=40_000, **settings)
     text = (path / "config.yaml").read_text().replace("env: fruitbot", "env: catch")
     (path / "config.yaml").write_text(text)
     (path / "results.json").unlink()
-    weights = networks.of_settings(of_run(path), "float32").initial_arrays()
+    weights = of_run(path).make_network("float32").initial_arrays()
     (path / "export").mkdir()
     np.savez(path / "export" / "weights.npz", **weights)
     (path / "export" / "config.yaml").write_text(text)
@@ -90,11 +88,10 @@ def test_evaluation_is_the_same_twice_and_from_an_export_alone(run, capsys):
 def test_a_wider_network_goes_from_its_settings_to_files_and_back(tmp_path, capsys):
     import tensorflow as tf
 
-    from tfrl import networks
     from tfrl.networks.weights import export
 
     wide = parse(["--env", "catch", "--torso-width", "2", "--precision", "float32"])
-    network = networks.of_settings(wide, "float32")
+    network = wide.make_network("float32")
     weights = network.initial_arrays()
     vectors = {name: tf.constant(vector) for name, vector in network.initial().items()}
     assert weights["torso/stage1_conv/kernel"].shape == (3, 3, 1, 32)

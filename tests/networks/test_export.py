@@ -7,7 +7,6 @@ import tensorflow as tf
 from made_envs import made
 
 from tfrl import config as settings
-from tfrl import networks
 from tfrl.envs import registry
 from tfrl.envs.spec import Box, EnvSpec
 from tfrl.networks.distributions import distribution_for
@@ -18,7 +17,7 @@ LOPSIDED = "made_envs:made/Lopsided-v0"  # actions in [0, 0.5] x [-3, 1]; shows 
 
 def exported_action(folder, config, observations, as_seen=None):
     """Of the exported policy, and of the network, which may see the observations in another layout."""
-    network = networks.of_settings(config, "float32")
+    network = config.make_network("float32")
     rng = np.random.default_rng(0)
     weights = {name: rng.standard_normal(w.shape, np.float32) for name, w in network.initial_arrays().items()}
     vectors = {name: tf.constant(vector) for name, vector in network.join(weights).items()}

@@ -9,7 +9,6 @@ from packed_envs import packed
 
 import tfrl
 from tfrl import config as settings
-from tfrl import networks
 from tfrl.cli.errors import UserError
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.on_policy import OnPolicyLearner
@@ -76,9 +75,9 @@ def parse(algorithm, tmp_path, *flags):
 
 def test_weights_and_their_names_do_not_depend_on_what_was_built_before(tmp_path):
     config = parse("ppo", tmp_path, *PPO, "--torso", named(shortcut), "--no-share-torso")
-    one = networks.of_settings(config, "float32").initial_arrays()
+    one = config.make_network("float32").initial_arrays()
     keras.layers.Dense(3)(keras.Input((2,)))
-    other = networks.of_settings(config, "float32").initial_arrays()
+    other = config.make_network("float32").initial_arrays()
     names = {"dense/kernel", "dense/bias", "dense_1/kernel", "dense_1/bias"}
     names |= {"layer_normalization/gamma", "layer_normalization/beta"}
     for torso in ("actor_torso", "critic_torso"):
@@ -91,7 +90,7 @@ def test_weights_and_their_names_do_not_depend_on_what_was_built_before(tmp_path
 @pytest.mark.parametrize("function", [chain, shortcut])
 def test_numpy_acts_as_tensorflow_does_where_the_network_is_a_chain(tmp_path, function):
     config = parse("ppo", tmp_path, *PPO, "--torso", named(function))
-    network = networks.of_settings(config, "float32")
+    network = config.make_network("float32")
     assert network.fits_arrays == (function is chain)
     observations = np.random.default_rng(0).normal(size=(21, 4)).astype(np.float32)
     weights = {name: tf.constant(vector) for name, vector in network.initial().items()}

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfrl import networks
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.experience import exploration
@@ -214,7 +213,7 @@ class Behavior:
         self._config = config
         self._device = "/gpu:0" if gpus else "/cpu:0"
         with tf.device(self._device):
-            self._network = networks.of_settings(config, precision)
+            self._network = config.make_network(precision)
             initial = self._network.initial()
             self._variables = {
                 name: tf.Variable(initial[name], trainable=False) for name in self._network.acting

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from tfrl import networks
 from tfrl.algorithms.acting import ActingNetwork
 from tfrl.config.run import RLSettings
 from tfrl.networks.weights import PREFIX, weights_of
@@ -52,7 +51,7 @@ class Agent:
         self._config = config
         self._runtime = runtime
         with runtime.strategy.scope():
-            self.network = networks.of_settings(config, runtime.precision)
+            self.network = config.make_network(runtime.precision)
 
     @property
     def num_parameters(self) -> int:

@@ -22,6 +22,9 @@ from tfrl.envs import callables
 from tfrl.envs.observations import CHOICES, FLAGS, FORBIDDEN, IMAGE, MASK, NUMBERS, ArraySpec
 from tfrl.networks.array_policy import layers_of
 
+OWN_FEATURES = "own_features"
+"""The name of the last layer of a user's torso."""
+
 
 class Entrance:
     """Unpacks observations before a network's first layer; a plain array stays unchanged.
@@ -217,7 +220,7 @@ def own_torso(name: str, spec: ArraySpec, *, precision: str, seed: int) -> keras
         random.setstate(state)
     if not keras.backend.is_keras_tensor(features) or len(features.shape) != 2 or features.shape[1] is None:
         raise ValueError(f"it must return features [B, F], a Keras tensor, but returns {_in_words(features)}")
-    features = keras.layers.Activation("linear", dtype="float32", name="own_features")(features)
+    features = keras.layers.Activation("linear", dtype="float32", name=OWN_FEATURES)(features)
     model = keras.Model(inputs, features, name="own_torso")
     _name_weights(layers_of(model))
     return model

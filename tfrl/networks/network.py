@@ -24,6 +24,9 @@ from tfrl.workers.data_parallel import Weights
 
 # Arrays begin at multiples of 64 bytes: TensorFlow then splits the vector without copying.
 _ALIGNMENT = 16
+# Rows of every part of a forward pass of a user's torso on CPUs. Another number of rows may change the order
+# of a layer's sums, and so the last bits.
+_ROWS_OF_OWN_TORSOS = 8
 
 
 class Head(keras.layers.Dense):
@@ -207,7 +210,6 @@ class Network:
 
     is_small = False
     compiled_rows: int | None = None
-    fixed_rows: int | None = None
     state_size = 0
     memory_size = 0
 
@@ -225,6 +227,9 @@ class Network:
         self.noise_size = self.distribution.noise_size
         self.has_probabilities = isinstance(action_spec, Discrete)
         self.functions = {name: Functional(layer) for name, layer in layers.items()}
+        of_all = (one for function in self.functions.values() for one in function._layers)
+        is_own = any(one.name == entrance.OWN_FEATURES for one in of_all)
+        self.fixed_rows = _ROWS_OF_OWN_TORSOS if is_own else None
         self.acting = tuple(acting)
         self._signature = signature or [tf.TensorSpec([layers[acting[0]].output_shape[-1]])]
 

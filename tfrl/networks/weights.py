@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import yaml
 
-from tfrl import networks
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import SETTINGS_FILE, Precision, to_yaml
 from tfrl.envs import registry
@@ -69,7 +68,7 @@ def export(
     files.write(directory / SETTINGS_FILE, to_yaml(dataclasses.replace(config, precision=precision)))
     if (text := registry.facts_text(config)) is not None:
         files.write(directory / registry.FACTS_FILE, text)
-    network = networks.of_settings(config, precision)
+    network = config.make_network(precision)
     vectors = network.join(weights)
     spec, action_spec = registry.specs(config)
     distribution = distribution_for(action_spec)
