@@ -12,7 +12,7 @@ import pytest
 from made_envs import digest, made, play, vector
 
 from tfrl.envs import gymnasium as family
-from tfrl.envs.gymnasium_env import action_spec, find_facts, make_env
+from tfrl.envs.gymnasium import action_spec, find_facts, make_env
 from tfrl.envs.spec import ArraySpec, Box, Discrete
 
 

@@ -11,7 +11,7 @@ from packed_envs import packed
 from processes import without_display
 
 from tfrl.envs import registry
-from tfrl.envs.gymnasium_env import find_facts, observation_spec
+from tfrl.envs.gymnasium import find_facts, observation_spec
 from tfrl.envs.registry import reward_threshold
 from tfrl.envs.spec import EnvSpec
 

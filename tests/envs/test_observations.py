@@ -13,7 +13,7 @@ from tfrl import config as settings
 from tfrl.cli.errors import EnvError
 from tfrl.envs import observations, registry
 from tfrl.envs.calls import mask_of
-from tfrl.envs.gymnasium_env import find_facts, observation_spec
+from tfrl.envs.gymnasium import find_facts, observation_spec
 from tfrl.envs.spec import EnvSpec
 from tfrl.networks.entrance import Entrance
 

@@ -143,7 +143,7 @@ def facts_of(task: EnvSettings) -> Facts:
     """
     key = _key(task.env, task.env_kwargs)
     if key not in _known:
-        from tfrl.envs.gymnasium_env import find_facts
+        from tfrl.envs.gymnasium import find_facts
 
         _known[key] = find_facts(*key)
     return _known[key]
@@ -204,7 +204,7 @@ def check(task: EnvSettings) -> None:
                 flag = name.replace("_", "-")
                 raise ValueError(f"--{flag} is for Gymnasium's envs, and {env} is not one: leave it out")
     elif not (callables.is_name(env) or re.fullmatch(r"\S+-v\d+", env)):  # an id of Gymnasium
-        from tfrl.envs.gymnasium_env import did_you_mean
+        from tfrl.envs.gymnasium import did_you_mean
 
         known = ", ".join(env_names())
         raise ValueError(
@@ -273,7 +273,7 @@ def reward_threshold(env: str) -> float | None:
     """The mean return at which an env counts as solved; None if Gymnasium has no threshold."""
     if family(env).names or callables.is_name(env):  # wrappers of a callable may have changed the rewards
         return None
-    from tfrl.envs.gymnasium_env import find_spec
+    from tfrl.envs.gymnasium import find_spec
 
     try:
         threshold = find_spec(env).reward_threshold
