@@ -104,18 +104,13 @@ def published_curve(game: str, split: str) -> tuple[np.ndarray, np.ndarray]:
 def _returns() -> tuple[PublishedReturn, ...]:
     """Reads returns.csv."""
     with (_DATA / "returns.csv").open(newline="", encoding="utf-8") as file:
-        return tuple(
-            PublishedReturn(
-                env=row["env"],
-                algorithm=row["algorithm"],
-                env_steps=int(row["env_steps"]),
-                mean=float(row["return_mean"]),
-                spread=float(row["spread"]) if row["spread"] else None,
-                runs=int(row["runs"]),
-                source=row["source"],
-            )
-            for row in csv.DictReader(file)
+        _, *rows = csv.reader(file)
+    return tuple(
+        PublishedReturn(
+            env, algorithm, int(steps), float(mean), float(spread) if spread else None, int(runs), source
         )
+        for env, algorithm, steps, mean, spread, runs, source in rows
+    )
 
 
 def returns_elsewhere(

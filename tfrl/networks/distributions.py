@@ -5,6 +5,7 @@ CONTRIBUTING.md says how to add an action space.
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -57,8 +58,10 @@ class ActionDistribution(ABC):
       parameters_size: P, the number of outputs of the actor.
       noise_size: K, the number of random numbers of a sample.
       deviation_size: the number of parameters, the last ones, that decide only the deviation of actions.
+      distribution: makes a `Distribution` from an actor's outputs.
     """
 
+    distribution: Callable[[tf.Tensor], Distribution]
     parameters_size: int
     noise_size: int
     deviation_size = 0
@@ -66,9 +69,10 @@ class ActionDistribution(ABC):
     def __init__(self, action_spec: ActionSpec) -> None:
         self.action_spec = action_spec
 
-    @abstractmethod
     def __call__(self, parameters: tf.Tensor) -> Distribution:
         """The distribution for the outputs of an actor, float32 [B, P]."""
+        parameters.shape.assert_is_compatible_with((None, self.parameters_size))
+        return self.distribution(parameters)
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The random numbers of one env's actions, float32 [steps, K]: uniform in [0, 1), or a subclass's."""
@@ -133,12 +137,8 @@ class CategoricalActions(ActionDistribution):
 
     def __init__(self, action_spec: Discrete) -> None:
         super().__init__(action_spec)
+        self.distribution = Categorical
         self.parameters_size, self.noise_size = action_spec.n, 1
-
-    def __call__(self, parameters: tf.Tensor) -> Categorical:
-        """The distribution of logits float32 [B, A]."""
-        parameters.shape.assert_is_compatible_with((None, self.parameters_size))
-        return Categorical(parameters)
 
     def act(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions int32 [B]."""
@@ -199,14 +199,10 @@ class MultiCategoricalActions(ActionDistribution):
     def __init__(self, action_spec: MultiDiscrete) -> None:
         super().__init__(action_spec)
         counts = action_spec.counts
+        self.distribution = functools.partial(MultiCategorical, counts=counts)
         self.parameters_size, self.noise_size = sum(counts), len(counts)
         self._choices = [CategoricalActions(Discrete(count)) for count in counts]
         self._ends = np.cumsum(counts)[:-1]
-
-    def __call__(self, parameters: tf.Tensor) -> MultiCategorical:
-        """The distribution of logits float32 [B, sum(counts)]."""
-        parameters.shape.assert_is_compatible_with((None, self.parameters_size))
-        return MultiCategorical(parameters, self.action_spec.mask_counts)
 
     def act(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions int32 [B, K]."""
@@ -319,14 +315,9 @@ class TanhNormalActions(ActionDistribution):
 
     def __init__(self, action_spec: Box) -> None:
         super().__init__(action_spec)
-        size = action_spec.shape[0]
+        self.distribution, size = TanhNormal, action_spec.shape[0]
         self.parameters_size, self.noise_size, self.deviation_size = 2 * size, size, size
         self._low, self._high = action_spec.low, action_spec.high
-
-    def __call__(self, parameters: tf.Tensor) -> TanhNormal:
-        """The distribution of means and deviations, float32 [B, 2 D]."""
-        parameters.shape.assert_is_compatible_with((None, self.parameters_size))
-        return TanhNormal(parameters)
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """Standard normal numbers, float32 [steps, D]."""
