@@ -15,7 +15,7 @@ import resnet
 from resnet.supervised.config import Config
 from resnet.supervised.data import Batch
 from tfrl.cli.errors import TrainingError
-from tfrl.networks.array_policy import variable_name
+from tfrl.networks.entrance import variable_name
 from tfrl.networks.network import Packing
 from tfrl.networks.weights import PREFIX, weights_of
 from tfrl.ops.graph import compiled

@@ -23,7 +23,7 @@ from tfrl.cli.settings import to_yaml
 from tfrl.config import reader
 from tfrl.envs.spec import ArraySpec, Discrete
 from tfrl.networks import weights
-from tfrl.networks.array_policy import variable_name
+from tfrl.networks.entrance import variable_name
 from tfrl.run import loop
 from tfrl.run.console import Console
 from tfrl.run.folder import check_run

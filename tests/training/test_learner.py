@@ -15,8 +15,8 @@ from tfrl.envs import gymnasium as family
 from tfrl.envs.registry import make
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.normalize import RewardNormalizer
-from tfrl.networks.array_policy import variable_name
 from tfrl.networks.distributions import distribution_for
+from tfrl.networks.entrance import variable_name
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.console import Console, Progress

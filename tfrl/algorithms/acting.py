@@ -13,7 +13,6 @@ from tfrl.experience import exploration
 from tfrl.experience.collector import BehaviorPolicy
 from tfrl.experience.replay import BufferSettings
 from tfrl.experience.rollout import Rollout
-from tfrl.networks import array_policy
 from tfrl.ops.graph import compiled, tf
 from tfrl.run import rng
 from tfrl.workers.data_parallel import Weights
@@ -23,6 +22,10 @@ if TYPE_CHECKING:
     from tfrl.networks.network import Network
 
 
+_MOST_ENVS = 16
+"""The largest number of training envs, all workers together, for which NumPy is faster than TensorFlow
+(`benchmarks.small_networks`).
+"""
 EXTRAS = ("log_prob", "value", "state")
 """The names of the extras of actions: log-probabilities and values, float32 [B], and states [B, S]."""
 
@@ -48,7 +51,7 @@ class ActingNetwork:
         self._read = read
         self._forward = network.forward_pass(on_gpu=on_gpu, at_once=at_once)
         self.in_arrays = network.fits_arrays
-        self._few_envs = num_envs <= array_policy.MOST_ENVS
+        self._few_envs = num_envs <= _MOST_ENVS
         self._array_pass: Callable[[np.ndarray], np.ndarray] | None = None
 
     @property

@@ -13,10 +13,10 @@ from tfrl.config.network import Network as NetworkSettings
 from tfrl.config.run import RLSettings
 from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec
-from tfrl.networks import array_policy, entrance
+from tfrl.networks import entrance
 from tfrl.networks.distributions import distribution_for
 from tfrl.networks.memory import Core, Sequences
-from tfrl.networks.network import Head, Network, seeds_of
+from tfrl.networks.network import ACTIVATIONS, Head, Network, dense_outputs, seeds_of
 from tfrl.workers import parts
 from tfrl.workers.data_parallel import Weights
 
@@ -289,11 +289,11 @@ class ActorCritic(Network):
         torso = "torso" if self.shared else f"{head}_torso"
         layers = self.functions[torso].dense_layers(vectors[torso])
         arrays = self.functions[head].split(vectors[head])
-        linear = array_policy.ACTIVATIONS["linear"]
+        linear = ACTIVATIONS["linear"]
         layers = [*layers, (arrays["head/kernel"], arrays["head/bias"], linear)]
         seen = self.entrance.spec.vectors
         if not self.constants:
-            return lambda observations: array_policy.outputs(seen(observations), layers)
+            return lambda observations: dense_outputs(seen(observations), layers)
         mean, scale = self.functions["observations"].split(vectors["observations"]).values()
 
         def scaled(observations: np.ndarray) -> np.ndarray:
@@ -303,7 +303,7 @@ class ActorCritic(Network):
             np.minimum(np.maximum(x, -OBSERVATION_LIMIT, out=x), OBSERVATION_LIMIT, out=x)  # faster than clip
             if len(mean) < vectors.shape[1]:
                 x = np.concatenate([x, vectors[:, len(mean) :]], axis=1)
-            return array_policy.outputs(x, layers)
+            return dense_outputs(x, layers)
 
         return scaled
 

@@ -20,7 +20,6 @@ from resnet.networks import dtype_policy
 from tfrl.config.run import RLSettings
 from tfrl.envs import callables
 from tfrl.envs.observations import CHOICES, FLAGS, FORBIDDEN, IMAGE, MASK, NUMBERS, ArraySpec
-from tfrl.networks.array_policy import layers_of
 
 OWN_FEATURES = "own_features"
 """The name of the last layer of a user's torso."""
@@ -185,6 +184,19 @@ def torso_of_rows(
 def _seed_of(seed: int, name: str) -> int:
     """A seed for the torso of an image, so that the torsos of equal images begin with different weights."""
     return int(np.random.SeedSequence([seed, *name.encode()]).generate_state(1)[0] >> 1)
+
+
+def variable_name(variable: keras.Variable) -> str:
+    """The name of a variable, LAYER/WEIGHT or PART/LAYER/WEIGHT, equal in every process and on every
+    topology.
+    """
+    return getattr(variable, "in_file", None) or "/".join(variable.path.split("/")[-2:])
+
+
+def layers_of(layer: keras.layers.Layer) -> list[Any]:
+    """The layers and operations of a model and its inner models, in order; for a layer, the layer itself."""
+    inner = getattr(layer, "operations", None) or getattr(layer, "layers", None)
+    return [layer] if inner is None else [found for one in inner for found in layers_of(one)]
 
 
 # Torsos of the user

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec, Discrete
-from tfrl.networks import array_policy, entrance
+from tfrl.networks import entrance
 from tfrl.networks.distributions import distribution_for
 from tfrl.ops.graph import graph
 from tfrl.workers import parts
@@ -68,7 +68,7 @@ class Packing:
 
     def __init__(self, variables: Sequence[keras.Variable]) -> None:
         self._variables = list(variables)
-        self.names = [array_policy.variable_name(v) for v in self._variables]
+        self.names = [entrance.variable_name(v) for v in self._variables]
         self._shapes = [tuple(v.shape) for v in self._variables]
         self._lengths = [int(np.prod(shape)) for shape in self._shapes]
         self._padding = [-length % _ALIGNMENT for length in self._lengths]
@@ -93,7 +93,6 @@ class Packing:
     def vector(self, arrays: Sequence[tf.Tensor]) -> tf.Tensor:
         """The vector of tensors in the order of `names`; the inverse of `arrays`."""
         if any(len(shape) > 2 for shape in self._shapes):  # convolutions: no XLA on CPUs
-            pairs = zip(arrays, self._padding, strict=True)
             pairs = zip(arrays, self._padding, strict=True)
             return tf.concat([one for a, n in pairs for one in (tf.reshape(a, [-1]), tf.zeros(n))], axis=0)
         # On CPUs XLA computes a `tf.concat` value by value, so each array is written into the vector, in a
@@ -150,7 +149,7 @@ class Functional(Packing):
     """
 
     def __init__(self, layer: keras.layers.Layer) -> None:
-        self._layers = array_policy.layers_of(layer)
+        self._layers = entrance.layers_of(layer)
         for one in self._layers:
             if getattr(one, "non_trainable_variables", ()):
                 raise ValueError(
@@ -163,24 +162,74 @@ class Functional(Packing):
     @property
     def fits_arrays(self) -> bool:
         """True if NumPy can compute it: a chain of dense layers in float32 for vectors."""
-        return all(map(array_policy.fits, self._layers))
+        return all(map(_fits_arrays, self._layers))
 
     @functools.cached_property
     def _dense_names(self) -> list[tuple[str, str, str]]:
         """Kernel, bias and activation of each dense layer, cached: Keras takes longer than an action."""
-        name = array_policy.variable_name
+        name = entrance.variable_name
         dense = [one for one in self._layers if isinstance(one, keras.layers.Dense)]
         return [(name(one.kernel), name(one.bias), one.activation.__name__) for one in dense]
 
-    def dense_layers(self, vector: np.ndarray) -> array_policy.DenseLayers:
+    def dense_layers(self, vector: np.ndarray) -> DenseLayers:
         """The dense layers of a network that `fits_arrays`, with weights float32 [size]."""
         arrays = self.split(vector)
-        return [(arrays[k], arrays[b], array_policy.ACTIVATIONS[name]) for k, b, name in self._dense_names]
+        return [(arrays[k], arrays[b], ACTIVATIONS[name]) for k, b, name in self._dense_names]
 
     def __call__(self, weights: tf.Tensor, *inputs: tf.Tensor) -> Any:
         """The layer's outputs with weights float32 [size]."""
         arguments = inputs[0] if len(inputs) == 1 else list(inputs)
         return self.layer.stateless_call(self.arrays(weights), [], arguments)[0]
+
+
+# Small networks in NumPy: for a few envs, a call of TensorFlow takes longer than the arithmetic.
+
+_CACHED_ROWS = 1024  # so many that a layer's outputs stay in the cache
+
+# These functions work in place. gelu is missing, because NumPy has no error function.
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "linear": lambda x: x,
+    "tanh": lambda x: np.tanh(x, out=x),
+    "relu": lambda x: np.maximum(x, 0, out=x),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}
+
+
+DenseLayers = Sequence[tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray]]]
+"""Kernels [D, units], biases [units] and activation functions."""
+
+
+def _fits_arrays(layer: Any) -> bool:
+    """True if NumPy can compute the layer of a network of vectors."""
+    layers = keras.layers
+    if getattr(layer, "compute_dtype", "float32") != "float32":
+        return False
+    if isinstance(layer, layers.Dense):
+        return layer.activation.__name__ in ACTIVATIONS and layer.use_bias
+    if isinstance(layer, layers.Activation):
+        return layer.activation.__name__ == "linear"
+    return isinstance(layer, layers.InputLayer) or layer.name == "unpack"
+
+
+def dense_outputs(observations: np.ndarray, layers: DenseLayers) -> np.ndarray:
+    """A network's outputs float32 [B, P] for vectors float32 [B, D], for any B, a few rows at a time.
+
+    Each row is a separate product of a vector and a matrix, so its bits do not depend on other rows.
+    """
+    found = []
+    for begin in range(0, len(observations), _CACHED_ROWS):
+        # [B, 1, D]: NumPy multiplies the rows one by one.
+        x = observations[begin : begin + _CACHED_ROWS, None]
+        for kernel, bias, activate in layers:
+            x = x @ kernel
+            x += bias
+            x = activate(x)
+        found.append(x[:, 0])
+    return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+# Networks
 
 
 class Network:
@@ -298,7 +347,7 @@ class Network:
         (name,) = self.acting
         layers = self.functions[name].dense_layers(vectors[name])
         seen, shut = self.entrance.spec.vectors, self.entrance.shut_arrays
-        return lambda observations: shut(observations, array_policy.outputs(seen(observations), layers))
+        return lambda observations: shut(observations, dense_outputs(seen(observations), layers))
 
     def act(self, outputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """The actions of `sample` in NumPy, from outputs float32 [B, P]."""
