@@ -17,8 +17,6 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from tfrl.envs.published import published_curve
@@ -96,25 +94,24 @@ def marker_style(variant: int) -> dict[str, Any]:
 
 
 _PUBLISHED_POINT = {"color": GREY, "marker": "d", "linestyle": ""}
+_PUBLISHED_POINT["label"] = f"{PUBLISHED} at as many env steps"
+_BAND, _DEVIATION = "band: least to greatest seed", "band: a deviation of its episodes"
 _HOLLOW = {"markerfacecolor": "white", "markeredgewidth": 1.4}
 
 
-def _handle(label: str, **style: Any) -> Line2D:
-    """An entry of a legend."""
-    return Line2D([], [], label=label, **style)
-
-
-def _legend(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
+def _legend(figure: Figure) -> None:
     """Puts a legend above all panels, in as many columns as fit, and makes the figure higher for it."""
-    for handle in handles:
-        handle.set_label(textwrap.fill(str(handle.get_label()), 90))
-    lengths = [max(map(len, str(handle.get_label()).splitlines())) for handle in handles]
+    handles: dict[str, Any] = {}
+    for ax in figure.axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            handles.setdefault(textwrap.fill(label, 90), handle)
+    lengths = [max(map(len, label.splitlines())) for label in handles]
     for columns in (4, 3, 2, 1):
         parts = [part for part in np.array_split(lengths, columns) if part.size]  # as matplotlib fills them
         if sum(0.65 + 0.071 * part.max() for part in parts) < figure.get_figwidth():  # inches
             break
     figure.set_figheight(figure.get_figheight() + 0.22 * max(0, len(parts[0]) - 3))
-    figure.legend(handles=list(handles), loc="outside upper left", ncols=columns)
+    figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=columns)
 
 
 def _panels(count: int, *, width: float, height: float, columns: int) -> tuple[Figure, list[Axes]]:
@@ -143,7 +140,9 @@ def learning_curves(groups: Sequence[Group]) -> Figure | None:
     for g in groups:
         games.setdefault((g.env, g.mode), []).append(g)
     figure, axes = _panels(len(games), width=4.6, height=3.1, columns=4)
-    names, published = variants(groups), {}
+    names = variants(groups)
+    levels = all(TRAIN in g.level_sets for g in groups)
+    titles = ("training levels", "unseen levels (evaluation)") if levels else ("while training", "evaluation")
     for ax, ((env, mode), members) in zip(axes, games.items(), strict=True):
         end = max(run.env_steps for g in members for run in g.runs)
         for level_set in LEVEL_SETS if any(g.reproduces_published for g in members) else ():
@@ -152,55 +151,38 @@ def learning_curves(groups: Sequence[Group]) -> Figure | None:
                 continue
             shown = slice(0, max(2, int(np.searchsorted(steps, end * 1.03, side="right"))))
             steps, runs = steps[shown], runs[:, shown]
-            style: dict[str, Any] = {"color": GREY, "linestyle": _PUBLISHED_DASHES[level_set]}
-            ax.fill_between(steps, runs.min(0), runs.max(0), color=GREY, alpha=0.22, linewidth=0)
-            ax.plot(steps, runs.mean(0), linewidth=1.3, **style)
-            published[level_set] = _handle(f"{PUBLISHED}, {level_set_title(env, level_set)}", **style)
+            style: dict[str, Any] = {"linestyle": _PUBLISHED_DASHES[level_set], "linewidth": 1.3}
+            style["label"] = f"{PUBLISHED}, {level_set_title(env, level_set)}"
+            ax.fill_between(steps, runs.min(0), runs.max(0), color=GREY, alpha=0.22, linewidth=0, label=_BAND)
+            ax.plot(steps, runs.mean(0), color=GREY, **style)
         for g in members:
-            _draw_seeds(ax, g, names.index(g.label))
+            _draw_seeds(ax, g, names.index(g.label), titles)
         ax.set_title(env if mode == "easy" else f"{env} ({mode})")
         ax.set_xlim(0, end * 1.03 or 1)
         if (place := ax.get_subplotspec()) is not None and place.is_first_col():
             ax.set_ylabel("episode return (raw reward)")
-    levels = all(TRAIN in g.level_sets for g in groups)
-    training, evaluated = ("training levels", "unseen levels") if levels else ("while training", "evaluation")
-    handles: list[Line2D | Patch] = []
-    for v, name in enumerate(names):
-        handles.append(_handle(f"{name}, {training}", **line_style(v)))
-        handles.append(
-            _handle(
-                f"{name}, {evaluated} (evaluation)" if levels else f"{name}, {evaluated}",
-                **marker_style(v),
-                **_HOLLOW,
-            )
-        )
-    handles += [published[s] for s in LEVEL_SETS if s in published]
-    several = any(len(g.runs) > 1 for g in groups)
-    if several or published:
-        handles.append(Patch(color="#CCCCCC", label="band: least to greatest seed"))
-    if any(len({run.env_steps for run in g.runs}) > 1 for g in groups):
-        handles.append(_handle("thin line: one seed", color="black", linewidth=0.6))
-    _legend(figure, handles)
+    _legend(figure)
     return figure
 
 
-def _draw_seeds(ax: Axes, g: Group, v: int) -> None:
+def _draw_seeds(ax: Axes, g: Group, v: int, titles: tuple[str, str]) -> None:
     """Draws mean and band of a group's seeds, and their evaluations with bars to the extreme seeds."""
+    training, evaluated = (f"{g.label}, {title}" for title in titles)
     curves = [run.points("rollout/episode_return") for run in g.runs]
     steps, mean, low, high = statistics.over_seeds(curves)
-    ax.plot(steps, mean, marker="." if len(steps) == 1 else "", **line_style(v))
+    ax.plot(steps, mean, marker="." if len(steps) == 1 else "", label=training, **line_style(v))
     if len(g.runs) > 1:
-        ax.fill_between(steps, low, high, color=line_style(v)["color"], alpha=0.18, linewidth=0)
+        ax.fill_between(steps, low, high, color=line_style(v)["color"], alpha=0.18, linewidth=0, label=_BAND)
     if len({run.env_steps for run in g.runs}) > 1:
         for curve in curves:
-            ax.plot(*curve, **line_style(v) | {"linewidth": 0.6})
+            ax.plot(*curve, label="thin line: one seed", **line_style(v) | {"linewidth": 0.6})
     evaluations = [run.evaluations("test") for run in g.runs]
     steps, values = statistics.at_shared_steps(evaluations)
     style = marker_style(v) | _HOLLOW | {"clip_on": False, "zorder": 4}
     if len(steps):
         mean = values.mean(axis=0)
         spread = [mean - values.min(axis=0), values.max(axis=0) - mean] if len(g.runs) > 1 else None
-        ax.errorbar(steps, mean, spread, capsize=2, **style)
+        ax.errorbar(steps, mean, spread, capsize=2, label=evaluated, **style)
     for at, alone in evaluations:
         others = ~np.isin(at, steps)
         if others.any():  # the layout fails for an empty, unclipped line
@@ -219,24 +201,21 @@ def learning_curve(run: Run) -> Figure:
     figure, axes = _panels(len(panels), width=4.6, height=3.0, columns=2)
     figure.suptitle(f"{run.config.env}, seed {run.config.seed}", x=0.99, horizontalalignment="right")
     for ax, (name, title) in zip(axes, panels.items(), strict=True):
-        ax.plot(*run.points(name), **line_style(0))
+        ax.plot(*run.points(name), label="while training", **line_style(0))
         ax.set(title=title, xlim=(0, run.env_steps * 1.03 or 1))
     returns, lengths = axes[-2:]
-    handles: list[Line2D | Patch] = [_handle("while training", **line_style(0))]
     for v, level_set in enumerate(reversed(run.config.level_sets), start=1):
-        style = marker_style(v) | line_style(v) | {"markersize": 4}
+        title = level_set_title(run.config.env, level_set)
+        label = title if title == "evaluation" else f"evaluation, {title}"
+        style = marker_style(v) | line_style(v) | {"markersize": 4, "label": label}
         returns.plot(*run.evaluations(level_set), **style)
         lengths.plot(*run.points(f"eval_{level_set}/episode_length"), **style)
-        title = level_set_title(run.config.env, level_set)
-        handles.append(_handle(title if title == "evaluation" else f"evaluation, {title}", **style))
         at, mean = run.points(f"eval_{level_set}/return")
         there, deviation = run.points(f"eval_{level_set}/return_std")
         if len(at) and np.array_equal(at, there):
-            band = {"color": style["color"], "alpha": 0.15, "linewidth": 0}
+            band = {"color": style["color"], "alpha": 0.15, "linewidth": 0, "label": _DEVIATION}
             returns.fill_between(at, mean - deviation, mean + deviation, **band)
-    if returns.collections:
-        handles.append(Patch(color="#CCCCCC", label="band: a deviation of its episodes"))
-    _legend(figure, handles)
+    _legend(figure)
     return figure
 
 
@@ -261,6 +240,7 @@ def training(groups: Sequence[Group]) -> Figure | None:
         labels = run_names(runs)
     counts = Counter(labels)
     places = {label: v for v, label in enumerate(counts)}
+    names = {label: label if count == 1 else f"{label}, {count} runs" for label, count in counts.items()}
     titles = {
         name: _OF_ALL_ALGORITHMS.get(name, name.removeprefix("train/").replace("_", " "))
         for run in runs
@@ -274,13 +254,13 @@ def training(groups: Sequence[Group]) -> Figure | None:
         for run, label in zip(runs, labels, strict=True):
             weight = max(0.3, min(1.0, 3 / counts[label]))  # a variant of many runs is thin
             style = line_style(places[label]) | {"linewidth": 0.6 + 0.6 * weight, "alpha": weight}
+            style["label"] = names[label]
             steps, values = run.points(column)
             ax.plot(steps, values, marker="." if len(steps) < _FEW_POINTS else "None", **style)
         _leave_out_spikes(ax)
         ax.set_title(title)
         ax.set_xlim(0, end * 1.03)
-    names = [label if count == 1 else f"{label}, {count} runs" for label, count in counts.items()]
-    _legend(figure, [_handle(name, **line_style(v)) for v, name in enumerate(names)])
+    _legend(figure)
     return figure
 
 
@@ -321,22 +301,16 @@ def final_scores(groups: Sequence[Group]) -> Figure | None:
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
     ax.set_xlabel("normalised score on unseen levels (0: no useful play, 1: perfect play)")
+    text = "mean over seeds" if any(len(g.runs) > 1 for g in groups) else "one seed"
     for y, (_, v, statistic, scores, published) in enumerate(rows):
-        _draw_interval(ax, y + 0.12, scores, statistic, marker_style(v))
+        style = marker_style(v) | {"label": f"{names[v]}, {text}"}
+        _draw_interval(ax, y + 0.12, scores, statistic, style)
         if published:
             _draw_interval(ax, y - 0.2, published, statistic, _PUBLISHED_POINT)
     if len(rows) > len(groups):
         ax.axhline(len(groups) - 0.5, color="black", linewidth=0.8)
-    several = any(len(g.runs) > 1 for g in groups)
-    text = "mean over seeds" if several else "one seed"
-    handles = [_handle(f"{n}, {text}", **marker_style(names.index(n))) for n in variants(groups)]
-    if several:
-        handles.append(_handle("95% stratified bootstrap interval", color="black", linewidth=1.4))
-        handles.append(_handle("one seed", color="black", marker="|", markersize=9, linestyle=""))
-    if any(published for *_, published in rows):
-        handles.append(_handle(f"{PUBLISHED} at as many env steps", **_PUBLISHED_POINT))
     ax.set_xlim(left=min(0.0, ax.get_xlim()[0]))
-    _legend(figure, handles)
+    _legend(figure)
     return figure
 
 
@@ -345,10 +319,12 @@ def _draw_interval(
 ) -> None:
     """Draws a statistic with its bootstrap interval, and a tick for each run of a single game."""
     low, high = statistics.stratified_bootstrap(scores, statistic)
-    ax.plot([low, high], [y, y], color=style["color"], linewidth=1.4)
     ax.plot(statistic(np.concatenate(scores)), y, markersize=7, **style)
+    label = "95% stratified bootstrap interval" if np.isfinite(low) else None
+    ax.plot([low, high], [y, y], color=style["color"], linewidth=1.4, label=label)
     if len(scores) == 1 and len(scores[0]) > 1:
-        ax.plot(scores[0], np.full(len(scores[0]), y), "|", color=style["color"], markersize=9)
+        seeds = {"color": style["color"], "markersize": 9, "label": "one seed"}
+        ax.plot(scores[0], np.full(len(scores[0]), y), "|", **seeds)
 
 
 def _row_label(name: str, variant: str, groups: Sequence[Group]) -> str:
