@@ -9,13 +9,13 @@ workers first meet on the ports of TF_CONFIG, which TensorFlow uses afterwards:
    (its fingerprint), and reads one answer.
 3. The chief answers with the names of the missing workers. A worker that stops asking is missing again, until
    it or its successor asks.
-4. The chief refuses a worker with another fingerprint and names the difference. That worker ends. The others
-   hear of it, and wait for a worker that agrees.
+4. When a worker has another fingerprint, the chief ends the start: all workers end and name the difference.
+   But it only refuses a process that has another list of workers: the right one may still come.
 5. When all workers are there, and each has asked again since the last one came, the chief answers "go",
    closes its port when all have heard it, and all return.
 
-A worker that has waited too long ends with PeerError, because a restart of all workers may help. If all
-workers came and some differ, a restart would not help, so this is a UserError.
+A worker that has waited too long ends with PeerError, because a restart of all workers may help. It would not
+help against a difference, so this is a UserError.
 
 Messages are JSON objects, one a line. Anything may connect to a port, or answer there: a port scanner, a
 worker of another cluster, `cluster.tf_config --check`. A connection with other messages is closed, and the
@@ -67,8 +67,8 @@ def rendezvous(
 
     Raises:
         PeerError: a worker did not come (on every worker); a predecessor keeps the port.
-        UserError: this worker's fingerprint differs from the chief's; another process already is this worker;
-            its port is taken or not allowed; all came, and some differ (on every worker, when time is up).
+        UserError: a worker's fingerprint differs from the chief's (on every worker); another process already
+            is this worker; its port is taken or not allowed.
     """
     patience = _Patience(timeout, report)
     fingerprint = {CLUSTER_KEY: " ".join(config.workers), **fingerprint}
@@ -200,10 +200,10 @@ class _Chief:
         self._listener = listener
         self._lock = threading.Lock()  # guards the attributes below
         self._came: dict[int, _Guest] = {}
-        self._refused: dict[int, _Guest] = {}  # the last process that came for a missing worker, but differed
         # When a process first asked as a worker who was there.
         self._rivals: dict[tuple[int, str], float] = {}
         self._last_came = 0.0
+        self._difference: UserError | None = None  # of the first worker that differed
         self._last_word: Mapping[str, Any] | None = None
         self._told: set[int] = set()  # the workers that have heard it
 
@@ -215,9 +215,11 @@ class _Chief:
             while waited_for := self._waited_for():
                 patience.wait_for(waited_for)
                 self._serve()
+                if self._difference is not None:
+                    raise self._difference
             self._last_word, listeners, seconds = {"go": True}, set(self._came), GO_WITHIN
-        except PeerError as late:
-            error = self._disagreement() or late
+        except (UserError, PeerError) as failed:
+            error = failed
             self._last_word = {"error": str(error), "again": isinstance(error, PeerError)}
             listeners, seconds = set(self._here()), FAREWELL
         end = time.monotonic() + seconds
@@ -258,10 +260,14 @@ class _Chief:
         if not 1 <= worker < count:
             known = f"the chief's TF_CONFIG has workers 0 to {count - 1}"
             return f"{guest.who} says it is worker {worker}, but {known}"
-        if differing := self._differences_of(worker, guest):
-            if present is None:
-                self._refused[worker] = guest
-            return _sentence(differing)
+        if differing := differences(self._config, worker, self._fingerprint, guest.fingerprint):
+            sentence = (
+                f"the workers differ: {listed(differing, '; ')}; start all of them with the same settings "
+                "and code"
+            )
+            if guest.fingerprint.get(CLUSTER_KEY) == self._fingerprint[CLUSTER_KEY]:
+                self._difference = self._difference or UserError(sentence)
+            return sentence
         if present is not None and present.who != guest.who:
             # The present one may have died. It lives if it asks again.
             if present.asked < self._rivals.setdefault((worker, guest.who), guest.asked):
@@ -273,7 +279,6 @@ class _Chief:
         if present is None:
             self._last_came = guest.asked
         self._came[worker] = guest
-        self._refused.pop(worker, None)
         return None
 
     def _here(self) -> dict[int, _Guest]:
@@ -287,33 +292,10 @@ class _Chief:
             late = (guest for guest in self._came.values() if guest.asked <= self._last_came)
             return self._missing() or [f"the answer of {guest.who}" for guest in late]
 
-    def _differences_of(self, worker: int, guest: _Guest) -> list[str]:
-        return differences(self._config, {0: self._fingerprint, worker: guest.fingerprint})
-
     def _missing(self) -> list[str]:
-        """The names of the missing workers, each with the process that came in its place."""
-        missing, here = [], self._here()
-        for worker in range(1, self._config.num_workers):
-            name, other = self._config.name(worker), self._refused.get(worker)
-            if other is not None:
-                differing = listed(self._differences_of(worker, other), "; ", 3)
-                name += f" ({other.who} came for it, but {differing})"
-            if worker not in here:
-                missing.append(name)
-        return missing
-
-    def _disagreement(self) -> UserError | None:
-        """The error if all came and some differ: a restart would not help.
-
-        A process of another cluster does not count: the right worker may still come.
-        """
-        with self._lock:
-            came = {worker: guest.fingerprint for worker, guest in (self._refused | self._here()).items()}
-        came[0] = self._fingerprint
-        ours = all(prints.get(CLUSTER_KEY) == self._fingerprint[CLUSTER_KEY] for prints in came.values())
-        differing = differences(self._config, came)
-        complete = ours and len(came) == self._config.num_workers
-        return UserError(_sentence(differing)) if complete and differing else None
+        """The names of the missing workers."""
+        here = self._here()
+        return [self._config.name(w) for w in range(1, self._config.num_workers) if w not in here]
 
 
 def _introduction(hello: Mapping[str, Any]) -> tuple[int, _Guest]:
@@ -326,28 +308,16 @@ def _introduction(hello: Mapping[str, Any]) -> tuple[int, _Guest]:
     return worker, _Guest(_printable(who), fingerprint, time.monotonic())
 
 
-# Differences in words
-
-
-def differences(config: TFConfig, fingerprints: Mapping[int, Mapping[str, str]]) -> list[str]:
-    """A text for each key in which workers differ, with its values and their workers."""
-    differing = []
-    for key in sorted({key for fingerprint in fingerprints.values() for key in fingerprint}):
-        workers_of: dict[str, list[int]] = {}
-        for worker in sorted(fingerprints):
-            workers_of.setdefault(fingerprints[worker].get(key, "missing"), []).append(worker)
-        if len(workers_of) > 1:
-            values = (
-                f"{_printable(value, 1000)} on "
-                + (config.name(workers[0]) if len(workers) == 1 else f"workers {listed(workers)}")
-                for value, workers in workers_of.items()
-            )
-            differing.append(f"{_printable(key)} is {' and '.join(values)}")
-    return differing
-
-
-def _sentence(differing: Sequence[str]) -> str:
-    return f"the workers differ: {listed(differing, '; ')}; start all of them with the same settings and code"
+def differences(
+    config: TFConfig, worker: int, chiefs: Mapping[str, str], workers: Mapping[str, str]
+) -> list[str]:
+    """A text for each key in which the fingerprints of the chief and of a worker differ."""
+    keys = sorted(key for key in {*chiefs, *workers} if chiefs.get(key) != workers.get(key))
+    pairs = [[_printable(each.get(key, "missing"), 1000) for each in (chiefs, workers)] for key in keys]
+    return [
+        f"{_printable(key)} is {mine} on {config.name(0)} and {theirs} on {config.name(worker)}"
+        for key, (mine, theirs) in zip(keys, pairs, strict=True)
+    ]
 
 
 def listed(items: Sequence[object], separator: str = ", ", most: int = 8) -> str:
