@@ -9,6 +9,7 @@ that Keras gets the same TensorFlow settings (oneDNN).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import statistics
@@ -141,12 +142,14 @@ def _prepare(name: str, options: Options) -> Callable[[], float]:
 
 
 def _ours(config: object, runtime: object, split: object, options: Options) -> Callable[[], float]:
-    from resnet.supervised.classifier import Classifier
-    from resnet.supervised.data import Share, training_passes
+    from resnet.supervised.data import Share, training_pass
+    from resnet.supervised.learner import Classifier
 
     classifier = Classifier(config, runtime, image_shape=split.images.shape[1:], classes=10)
     share = Share(options.batch_size, replicas=runtime.local_replicas)
-    batches = share.batches(split, training_passes("none", 1, len(split)))
+    batches = share.batches(
+        split, (training_pass("none", 1, epoch, len(split)) for epoch in itertools.count())
+    )
 
     def turn() -> float:
         waited = 0.0
@@ -164,7 +167,7 @@ def _ours(config: object, runtime: object, split: object, options: Options) -> C
 def _keras(config: object, runtime: object, split: object, options: Options) -> Callable[[], float]:
     import keras
 
-    from resnet.supervised.classifier import build
+    from resnet.supervised.learner import build
 
     model = build(config, options.precision, image_shape=split.images.shape[1:], classes=10)
     model.compile(

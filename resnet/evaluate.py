@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from resnet.supervised.config import from_yaml
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
@@ -36,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"{run} has no checkpoint yet.")
     with quiet_start():
         from resnet.supervised import data
-        from resnet.supervised.classifier import Classifier
+        from resnet.supervised.learner import Classifier
         from tfrl.workers import strategy
 
         strategy.set_up_tensorflow()
@@ -45,9 +47,9 @@ def main(arguments: Sequence[str]) -> int:
         shape, classes = dataset.image_shape, len(dataset.classes)
         classifier = Classifier(config, strategy.make(config, None), image_shape=shape, classes=classes)
         classifier.set_state(saved.learner)
-    batches = data.Share(config.batch_size).batches(dataset.test, data.in_file_order(dataset.test))
-    loss, hits = classifier.test(batches)
     count = len(dataset.test)
+    batches = data.Share(config.batch_size).batches(dataset.test, [data.Pass(np.arange(count))])
+    loss, hits = classifier.test(batches)
     print(f"{config.model} on {config.dataset}, {saved.env_steps:,} images, checkpoint {saved.update}")
     print(f"accuracy  {hits / count!r}  ({hits} of {count} test images)")
     print(f"loss      {loss:.6f}")

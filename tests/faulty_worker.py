@@ -36,9 +36,9 @@ def main(arguments):
     flags = arguments[4:]
     if "--dataset" in flags:
         from resnet import train as command
-        from resnet.supervised import classifier
+        from resnet.supervised import learner
 
-        owner, method = classifier.Classifier, "test" if evaluates else "step"
+        owner, method = learner.Classifier, "test" if evaluates else "step"
     else:
         from tfrl import ppo_procgen as command
         from tfrl.training import on_policy
@@ -78,9 +78,9 @@ def main(arguments):
 def make_uneven(fault, seed, supervised):
     """Has this worker differ from the others in each call of gradient steps."""
     if supervised:
-        from resnet.supervised import classifier
+        from resnet.supervised import learner
 
-        owner, method = classifier.Classifier, "step"
+        owner, method = learner.Classifier, "step"
     else:
         from tfrl.algorithms.ppo import PPOAgent
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import itertools
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -227,30 +226,15 @@ class Pass:
     flips: np.ndarray | None = None
 
 
-def in_file_order(split: Split) -> list[Pass]:
-    """Every image once, in the order of the files: for tests."""
-    return [Pass(np.arange(len(split)))]
-
-
-def training_passes(augment: str, seed: int, count: int, first: int = 0) -> Iterator[Pass]:
-    """The endless epochs of a training set of `count` images, from epoch `first` on."""
-    for epoch in itertools.count(first):
-        yield Pass(epoch_order(seed, epoch, count), *draw_augmentation(augment, seed, epoch, count))
-
-
-def epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
-    """The order in which an epoch sees `count` images: a permutation, int64 [count]."""
-    return generator(seed, Use.IMAGE_ORDER, epoch).permutation(count)
-
-
-def draw_augmentation(
-    kind: str, seed: int, epoch: int, count: int
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """An epoch's shifts int64 [count, 2] and flips bool [count], by image; None if `kind` has none."""
+def training_pass(augment: str, seed: int, epoch: int, count: int) -> Pass:
+    """An epoch of a training set of `count` images; `augment` as in the settings."""
     draw = generator(seed, Use.AUGMENTATION, epoch)
-    shifts = draw.integers(0, 2 * MARGIN + 1, (count, 2))
-    flips = draw.random(count) < 0.5
-    return shifts if kind != "none" else None, flips if kind == "crop-flip" else None
+    shifts, flips = draw.integers(0, 2 * MARGIN + 1, (count, 2)), draw.random(count) < 0.5
+    return Pass(
+        generator(seed, Use.IMAGE_ORDER, epoch).permutation(count),
+        shifts if augment != "none" else None,
+        flips if augment == "crop-flip" else None,
+    )
 
 
 @dataclass(frozen=True)

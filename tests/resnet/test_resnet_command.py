@@ -81,7 +81,7 @@ def test_the_published_recipe_decays_weights_as_the_paper_does():
     """The penalty is half of 1e-4 times the sum of squares, so its gradient is 1e-4 w for each kernel w."""
     import tensorflow as tf
 
-    from resnet.supervised.classifier import build
+    from resnet.supervised.learner import build
 
     config = parse(["--preset", "he-cifar10", "--model", "resnet-mini"])
     model = build(config, "float32", image_shape=(32, 32, 3), classes=10)

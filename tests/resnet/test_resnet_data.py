@@ -1,5 +1,6 @@
 """Data sets by name, and which images a replica sees when."""
 
+import dataclasses
 import itertools
 import socket
 import time
@@ -71,7 +72,7 @@ def numbered(count, size=8):
 @pytest.mark.parametrize("workers,replicas", [(1, 1), (1, 2), (2, 1), (2, 2)])
 @pytest.mark.parametrize("count", [3, 16, 21])
 def test_every_topology_sees_each_image_once_and_in_the_same_batches(workers, replicas, count):
-    split, order = numbered(count), data.epoch_order(1, 0, count)
+    split, order = numbered(count), data.training_pass("none", 1, 0, count).order
     shares = [Share(8, w, workers, replicas).batches(split, [Pass(order)]) for w in range(workers)]
     seen = []
     for parts in zip(*shares, strict=True):
@@ -85,7 +86,7 @@ def test_every_topology_sees_each_image_once_and_in_the_same_batches(workers, re
 
 
 def test_a_resumed_epoch_goes_on_with_the_same_batches():
-    split, order = numbered(21), data.epoch_order(1, 3, 21)
+    split, order = numbered(21), data.training_pass("none", 1, 3, 21).order
     whole = list(Share(8).batches(split, [Pass(order)]))
     rest = list(Share(8).batches(split, [Pass(order)], 1))
     assert len(rest) == len(whole) - 1
@@ -93,11 +94,11 @@ def test_a_resumed_epoch_goes_on_with_the_same_batches():
 
 
 def test_the_order_follows_from_seed_and_epoch():
-    orders = [data.epoch_order(seed, epoch, 50) for seed, epoch in ((1, 0), (1, 1), (2, 0))]
+    orders = [data.training_pass("none", seed, epoch, 50).order for seed, epoch in ((1, 0), (1, 1), (2, 0))]
     assert all(sorted(order) == list(range(50)) for order in orders)
     assert not np.array_equal(orders[0], orders[1])
     assert not np.array_equal(orders[0], orders[2])
-    assert np.array_equal(orders[0], data.epoch_order(1, 0, 50))
+    assert np.array_equal(orders[0], data.training_pass("none", 1, 0, 50).order)
 
 
 def test_a_crop_is_a_window_of_the_padded_image():
@@ -111,19 +112,20 @@ def test_a_crop_is_a_window_of_the_padded_image():
 
 def test_augmentation_belongs_to_the_image_not_to_its_place():
     split = Split(np.random.default_rng(0).integers(0, 255, (8, 8, 8, 3), dtype=np.uint8), np.arange(8))
-    drawn = data.draw_augmentation("crop-flip", 1, 0, 8)
-    there = next(Share(8).batches(split, [Pass(np.arange(8), *drawn)])).images[0]
-    back = next(Share(8).batches(split, [Pass(np.arange(8)[::-1], *drawn)])).images[0]
+    one = data.training_pass("crop-flip", 1, 0, 8)
+    other = dataclasses.replace(one, order=one.order[::-1])
+    there, back = (next(Share(8).batches(split, [each])).images[0] for each in (one, other))
     assert np.array_equal(there, back[::-1])
-    assert not np.array_equal(there, split.images)
+    assert not np.array_equal(there, split.images[one.order])
 
 
 def test_kinds_of_augmentation():
-    assert data.draw_augmentation("none", 1, 0, 4) == (None, None)
-    shifts, flips = data.draw_augmentation("crop", 1, 0, 1000)
-    assert flips is None
-    assert (shifts.min(), shifts.max()) == (0, 2 * data.MARGIN)
-    assert 400 < data.draw_augmentation("crop-flip", 1, 0, 1000)[1].sum() < 600
+    plain = data.training_pass("none", 1, 0, 4)
+    assert plain.shifts is None and plain.flips is None
+    crop = data.training_pass("crop", 1, 0, 1000)
+    assert crop.flips is None
+    assert (crop.shifts.min(), crop.shifts.max()) == (0, 2 * data.MARGIN)
+    assert 400 < data.training_pass("crop-flip", 1, 0, 1000).flips.sum() < 600
 
 
 def test_a_flip_mirrors_what_was_cropped():
@@ -138,10 +140,9 @@ def test_a_flip_mirrors_what_was_cropped():
 def test_epochs_are_trained_in_order():
     """Entered in the middle of the second, as after a resume."""
     split = numbered(21)
-    passes = data.training_passes("none", 1, 21, first=1)
+    passes = [data.training_pass("none", 1, epoch, 21) for epoch in (1, 2)]
     seen = [b.labels[b.weights > 0] for b in itertools.islice(Share(8).batches(split, passes, 1), 5)]
-    orders = [data.epoch_order(1, epoch, 21) for epoch in (1, 2)]
-    assert np.array_equal(np.concatenate(seen), np.concatenate([orders[0][8:], orders[1]]))
+    assert np.array_equal(np.concatenate(seen), np.concatenate([passes[0].order[8:], passes[1].order]))
 
 
 def test_an_error_while_batches_are_made_is_raised():

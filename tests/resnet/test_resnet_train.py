@@ -13,11 +13,10 @@ from learners import build_actor_critic
 
 import resnet
 from resnet import evaluate
-from resnet.supervised import classifier
-from resnet.supervised.classifier import Classifier
+from resnet.supervised import learner
 from resnet.supervised.config import Config, from_yaml, parse
-from resnet.supervised.data import Dataset, Pass, Share, Split, epoch_order
-from resnet.supervised.learner import ImageLearner
+from resnet.supervised.data import Dataset, Pass, Share, Split, training_pass
+from resnet.supervised.learner import Classifier, ImageLearner
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.config import reader
@@ -60,7 +59,7 @@ def steps(made, count, replicas=1, size=16):
     """Trains; the sums of each step."""
     share, done = Share(size, replicas=replicas), []
     for epoch in range(count):
-        for batch in share.batches(DATA.train, [Pass(epoch_order(1, epoch, len(DATA.train)))]):
+        for batch in share.batches(DATA.train, [training_pass("none", 1, epoch, len(DATA.train))]):
             done.append(made.step(batch, 0.05).numpy())
             if len(done) == count:
                 return done
@@ -128,7 +127,7 @@ def test_a_step_is_that_of_keras_on_the_whole_batch():
 
     made = make_learner(**RESIDUAL)
     config = dataclasses.replace(SMALL, **RESIDUAL)
-    reference = classifier.build(config, "float32", image_shape=DATA.image_shape, classes=CLASSES)
+    reference = learner.build(config, "float32", image_shape=DATA.image_shape, classes=CLASSES)
     optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
     batches = Share(16).batches(DATA.train, [Pass(np.arange(24))])
     for batch in batches:
@@ -327,7 +326,7 @@ def test_weights_of_another_network_are_refused(folder, finished, tmp_path):
 
 def test_the_network_is_as_wide_as_asked_for():
     wide = dataclasses.replace(SMALL, model="impala", width=2)
-    model = classifier.build(wide, "float32", image_shape=DATA.image_shape, classes=CLASSES)
+    model = learner.build(wide, "float32", image_shape=DATA.image_shape, classes=CLASSES)
     assert model.get_layer("stage1_conv").kernel.shape == (3, 3, 3, 32)
 
 
