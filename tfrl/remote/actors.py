@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +19,15 @@ from tfrl.experience import exploration, memory
 from tfrl.experience.collector import Collected, Collector, EnvActor, Versioned
 from tfrl.experience.rollout import Rollout
 from tfrl.ops.graph import tf
-from tfrl.remote.cluster import Cluster, RayError, end_with_parent, leave_stopping_to_driver, ray, store_bytes
-from tfrl.remote.supervised_actors import Hooks, Ready, SupervisedActor, SupervisedActors, ready
+from tfrl.remote.cluster import Cluster, end_with_parent, leave_stopping_to_driver, ray, store_bytes
+from tfrl.remote.supervised_actors import Ready, SupervisedActors, ready
 from tfrl.workers import machine, parts
 from tfrl.workers.strategy import set_up_tensorflow
 
 if TYPE_CHECKING:
     from tfrl.run.session import Session
+
+_OFFERS = "offers"  # the threads of an actor that take the newest weights while others step envs
 
 
 class RemoteActor:
@@ -56,14 +57,20 @@ class RemoteActor:
         )
         self._actor = EnvActor(collector, acting.of_settings(config, precision, at_once=threads))
         self._lag = config.lag or 0
+        self._newest, self._offered = Versioned(-1, {}), threading.Condition()
 
-    def collect(self, number: int, weights: Versioned | None, server: Any = None) -> Collected:
-        """Collects rollout `number` with `weights`; None: with the newest weights of a parameter server.
+    def offer(self, weights: Versioned) -> None:
+        """Takes the newest weights, in another thread than `collect`, which may wait for them."""
+        with self._offered:
+            self._newest = weights
+            self._offered.notify_all()
 
-        Then it waits until the server has weights that are not too old.
-        """
+    def collect(self, number: int, weights: Versioned | None) -> Collected:
+        """Collects rollout `number` with `weights`; None: with the newest ones, once they are not too old."""
         if weights is None:
-            weights = ray.get(server.wait_for.remote(max(0, number - self._lag)))
+            with self._offered:
+                self._offered.wait_for(lambda: self._newest.version >= max(0, number - self._lag))
+                weights = self._newest
         return self._actor.collect(number, weights)
 
     def begin_at(self, states: Mapping[int, bytes] | None) -> Ready:
@@ -74,48 +81,13 @@ class RemoteActor:
         return ready(envs.get_state(), envs.exact_state)
 
 
-class ParameterServer:
-    """Holds the newest weights for `--free-running` actors, in a process of its own on Ray.
-
-    After its death, Ray makes another one, which has no weights until the next `push`. Calls wait for that.
-    """
-
-    def __init__(self) -> None:
-        end_with_parent()
-        leave_stopping_to_driver()
-        self._newest: Versioned | None = None
-        self._pushed = asyncio.Condition()
-
-    async def push(self, version: int, weights: Mapping[str, np.ndarray]) -> None:
-        """Takes weights, float32 by name, unless it has newer ones."""
-        async with self._pushed:
-            if self._newest is None or version >= self._newest.version:
-                self._newest = Versioned(version, weights)
-            self._pushed.notify_all()
-
-    async def wait_for(self, version: int) -> Versioned:
-        """The newest weights, once they are of this version or a later one."""
-        async with self._pushed:
-            while self._newest is None or self._newest.version < version:
-                await self._pushed.wait()
-            return self._newest
-
-
-def serve_weights() -> Any:
-    """Starts a `ParameterServer` on Ray, which needs no CPU; returns its handle."""
-    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
-    options["max_concurrency"] = 4096
-    return ray.remote(**options)(ParameterServer).remote()
-
-
 class RayCollector(SupervisedActors):
     """The envs of a run in several processes on Ray; follows `tfrl.training.prefetch.PrefetchCollector`.
 
     Args:
       config: the settings, with the section Actors.
       spec: the global vector of envs.
-      session: that of this learner, which has the actors of its envs. Its watchdog gets steps while it waits,
-        because actors have a time-out of their own.
+      session: that of this learner, which has the actors of its envs.
       replicas: the learner's replicas, which share the envs in order.
 
     Raises, while it is made or asked for rollouts:
@@ -129,7 +101,6 @@ class RayCollector(SupervisedActors):
     def __init__(
         self, config: DistributedSettings, spec: EnvSpec, session: Session, *, replicas: int
     ) -> None:
-        self._session = session
         self.indices = indices = list(session.runtime.local_envs(config.num_envs))
         self.observation_spec, self.action_spec = registry.specs(config)
         self._size = (replicas, config.steps_per_env, len(indices) // replicas)
@@ -139,42 +110,41 @@ class RayCollector(SupervisedActors):
         # The launcher of --learners has already counted the CPUs.
         needs = {} if LEARNER in os.environ else {"--actors": len(actors)}
         store = store_bytes(config, len(indices))
-        super().__init__(Cluster(actors_settings.ray_address(config), needs, store))
+        cluster = Cluster(actors_settings.ray_address(config), needs, store)
+        super().__init__(cluster, session, config.actor_timeout)
         threads = max(1, machine.cores() // config.actors)
-        kind = ray.remote(num_cpus=1, max_restarts=0)(RemoteActor)
+        offers: Any = {"concurrency_groups": {_OFFERS: 1}} if config.free_running else {}
+        kind = ray.remote(num_cpus=1, max_restarts=0, **offers)(RemoteActor)
 
         def make(index: int) -> Any:
             mine = range(index * share, (index + 1) * share)
             return kind.remote(config, spec, mine, session.runtime.precision, threads)
 
-        self._newest: Versioned | None = None
-        self._server: Any = serve_weights() if config.free_running else None
-        stop = session.raise_if_stopped_here
-        hooks = Hooks(config.actor_timeout, stop, session.console.warn, self._cluster, self._look)
-        self._open(SupervisedActor(f"actor {i}", functools.partial(make, i), hooks) for i in actors)
+        self._newest: Any = None  # a reference to the newest weights, of `--free-running`
+        self._open("actor", actors, make)
         self.began = self.get_state()
 
     def offer(self, weights: Versioned) -> None:
-        """Gives the newest weights to the parameter server."""
-        self._newest = weights
-        self._look()
+        """Gives the newest weights to all actors."""
+        self._newest = ray.put(weights)
+        self.look()
 
-    def _look(self) -> None:
-        """Gives the weights once more, because a server that died came back without any."""
-        self._session.watchdog.beat()
-        if self._newest is not None:
-            self._server.push.remote(*self._newest)
+    def look(self) -> None:
+        """Gives the weights once more, because a new process has none."""
+        super().look()
+        for actor in self._actors if self._newest is not None else ():
+            actor.process.offer.options(concurrency_group=_OFFERS).remote(self._newest)
 
     def begin(self, number: int, weights: Versioned | None) -> None:
         """Orders rollout `number` from all actors, with `weights`; None: with the newest weights."""
-        self._cluster.check()
+        self.cluster.check()
         reference = None if weights is None else ray.put(weights)
         for actor in self._actors:
-            actor.order("collect", number, reference, self._server)
+            actor.order("collect", number, reference)
 
     def take(self) -> Rollout:
         """Waits for the oldest ordered rollout. The next call reuses its buffers."""
-        with self._session.together():
+        with self.session.together():
             results = [actor.oldest() for actor in self._actors]
         self.began = self.get_state()  # a new process may have begun new episodes
         for actor, result in zip(self._actors, results, strict=True):  # a stop may come before all are there
@@ -191,13 +161,6 @@ class RayCollector(SupervisedActors):
             )
         _join(collected, self._rollout)
         return self._rollout
-
-    def close(self) -> None:
-        """Ends the actors, and Ray if it was started here."""
-        if self._server is not None:
-            with contextlib.suppress(RayError):
-                ray.kill(self._server)
-        super().close()
 
 
 def _join(collected: Sequence[Rollout], whole: Rollout) -> None:

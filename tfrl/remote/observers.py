@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from tfrl.algorithms.reinforce import Config
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.collector import EnvStates, Observer, Seen
 from tfrl.remote.cluster import Cluster, end_with_parent, leave_stopping_to_driver, ray
-from tfrl.remote.supervised_actors import Hooks, Ready, SupervisedActor, SupervisedActors, ready
+from tfrl.remote.supervised_actors import Ready, SupervisedActors, ready
 
 if TYPE_CHECKING:
     from tfrl.run.session import Session
@@ -52,27 +51,20 @@ class RayObservers(SupervisedActors):
     Args:
       config: the settings, with the section Observers.
       spec: the global vector of envs.
-      session: that of the run. Its watchdog gets steps meanwhile, because observers have their own time-out.
+      session: that of the run.
     """
 
     def __init__(self, config: Config, spec: EnvSpec, session: Session) -> None:
-        super().__init__(Cluster(config.ray_address, {"--observers": config.observers}, 0))
+        cluster = Cluster(config.ray_address, {"--observers": config.observers}, 0)
+        super().__init__(cluster, session, config.observer_timeout)
         share = config.num_envs // config.observers
         self._slices = [slice(i * share, (i + 1) * share) for i in range(config.observers)]
         kind = ray.remote(num_cpus=1, max_restarts=0)(RemoteObserver)
-        hooks = Hooks(
-            config.observer_timeout,
-            session.raise_if_stopped,
-            session.console.warn,
-            self._cluster,
-            session.watchdog.beat,
-        )
 
         def make(index: int) -> Any:
             return kind.remote(spec, list(range(config.num_envs)[self._slices[index]]))
 
-        observers = range(config.observers)
-        self._open(SupervisedActor(f"observer {i}", functools.partial(make, i), hooks) for i in observers)
+        self._open("observer", range(config.observers), make)
         self._show()
 
     def _show(self) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from tfrl.cli.errors import EnvError, TrainingError
 from tfrl.experience.collector import EnvStates
 from tfrl.remote.cluster import Cluster, RayError, free_cpus, ray
 from tfrl.run.stop import Stopped
+
+if TYPE_CHECKING:
+    from tfrl.run.session import Session
 
 _POLL_SECONDS = 1.0  # between two checks of Ray and of a stop of the run
 _MAX_DEATHS = 3  # of one actor in a row
@@ -39,44 +42,6 @@ def ready(place: EnvStates, exact_state: bool) -> Ready:
     return Ready(place, exact_state, socket.gethostname(), os.getpid())
 
 
-@dataclass
-class Hooks:
-    """The functions of a run that its supervised actors call.
-
-    Attributes:
-      timeout: the seconds that an answer may take.
-      stop_if_told: raises Stopped if the run was told to stop.
-      tell: gets a sentence if a process is replaced.
-      cluster: the Ray, whose `check` raises an error if it has died.
-      look: called at intervals while an actor is waited for.
-    """
-
-    timeout: float
-    stop_if_told: Callable[[], None]
-    tell: Callable[[str], None]
-    cluster: Cluster
-    look: Callable[[], None] = lambda: None
-    _begun: bool = False
-
-    def begin(self) -> None:
-        """Notes that the trainer's loop runs. Only the loop can stop with everything saved."""
-        self._begun = True
-
-    def raise_if_stopped(self) -> None:
-        """Raises Stopped if the run was told to stop.
-
-        Before its loop runs, there is nothing to save: then a signal ends the process by SystemExit, and a
-        stop file has to wait for the loop.
-        """
-        try:
-            self.stop_if_told()
-        except Stopped as stopped:
-            if self._begun:
-                raise
-            if stopped.code:
-                raise SystemExit(stopped.code) from None
-
-
 class _GoneError(Exception):
     """A process has died or hangs; the text says which, as the second half of a sentence."""
 
@@ -90,15 +55,17 @@ class SupervisedActor:
     Args:
       name: its name in messages.
       make: makes the process. It has a method `begin_at(states or None)` that returns `Ready`.
-      hooks: those of the run.
+      group: all such actors of the run.
 
     Attributes:
+      process: Ray's handle of the present process.
       after: the state of the envs after the last settled order.
       exact_state: True if envs continue exactly from such a state.
     """
 
-    def __init__(self, name: str, make: Callable[[], Any], hooks: Hooks) -> None:
-        self._name, self._make, self._hooks = name, make, hooks
+    def __init__(self, name: str, make: Callable[[], Any], group: SupervisedActors) -> None:
+        self._name, self._make, self._group = name, make, group
+        self._tell = group.session.console.warn
         self._deaths = 0
         self._orders: list[tuple[str, tuple[Any, ...]]] = []  # open: methods and arguments
         self._results: list[Any] = []  # of these: references
@@ -110,15 +77,15 @@ class SupervisedActor:
     def _start(self) -> None:
         """Makes a process, whose envs begin at the last settled state."""
         self._started, self._told_late = time.monotonic(), False
-        self._process = self._make()
+        self.process = self._make()
         states = dict(zip(self.after.indices, self.after.states, strict=True)) or None
-        self._ready = self._process.begin_at.remote(states)  # a reference
+        self._ready = self.process.begin_at.remote(states)  # a reference
 
     def order(self, method: str, *arguments: Any) -> None:
         """Orders a call, by arguments or references to them; returns at once."""
-        self._hooks.begin()
+        self._group.has_begun = True
         self._orders.append((method, arguments))
-        self._results.append(getattr(self._process, method).remote(*arguments))
+        self._results.append(getattr(self.process, method).remote(*arguments))
 
     def oldest(self) -> Any:
         """Waits for the result of the oldest open order."""
@@ -133,7 +100,7 @@ class SupervisedActor:
         while True:
             at = min(self._answered, number)
             try:
-                result = self._wait(self._results[at], self._hooks.timeout)
+                result = self._wait(self._results[at], self._group.timeout)
             except _GoneError as gone:
                 self._replace(str(gone))
                 self.wait_until_ready()
@@ -152,26 +119,26 @@ class SupervisedActor:
         """Waits until the process is ready, or the run was told to stop: Ray may have no CPU for it."""
         while True:
             try:
-                found = self._wait(self._ready, max(_START_SECONDS, self._hooks.timeout), self._look_at_start)
+                found = self._wait(self._ready, max(_START_SECONDS, self._group.timeout), self._look_at_start)
                 break
             except _GoneError as gone:
                 self._replace(str(gone))
         self.after, self.exact_state = found.place, found.exact_state
         if self._deaths and not found.exact_state:
-            self._hooks.tell(f"{self._name}'s envs cannot be restored exactly and begin new episodes")
+            self._tell(f"{self._name}'s envs cannot be restored exactly and begin new episodes")
 
     def _look_at_start(self) -> None:
         """Ends the wait if the run was told to stop, and says once that Ray may have no CPU."""
-        self._hooks.raise_if_stopped()
+        self._group.raise_if_stopped()
         late = time.monotonic() - self._started > _LATE_SECONDS
         if late and not self._told_late and free_cpus(1, within=0) < 1:  # others may have taken its CPU
-            self._hooks.tell(f"{self._name} still starts, or waits until Ray has a CPU free for it")
+            self._tell(f"{self._name} still starts, or waits until Ray has a CPU free for it")
             self._told_late = True
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
         """Continues from states by global env index. States of other envs are ignored."""
         mine = {index: states[index] for index in self.after.indices}
-        self._ready = self._process.begin_at.remote(mine)
+        self._ready = self.process.begin_at.remote(mine)
         self.after = self.after._replace(indices=list(mine), states=list(mine.values()))
         self.wait_until_ready()
 
@@ -182,8 +149,8 @@ class SupervisedActor:
             try:
                 return ray.get(reference, timeout=_POLL_SECONDS)
             except ray.exceptions.GetTimeoutError:
-                self._hooks.cluster.check()
-                self._hooks.look()
+                self._group.cluster.check()
+                self._group.look()
                 look()
                 if time.monotonic() >= end:
                     raise _GoneError(f"has not answered for {timeout:g} s") from None
@@ -198,16 +165,16 @@ class SupervisedActor:
 
     def _replace(self, reason: str) -> None:
         """Starts another process in place of one that is gone; it repeats the open orders."""
-        self._hooks.raise_if_stopped()  # a signal to all processes may have ended this one first
-        self._hooks.cluster.check()
+        self._group.raise_if_stopped()  # a signal to all processes may have ended this one first
+        self._group.cluster.check()
         self._deaths += 1
         if self._deaths > _MAX_DEATHS:
             raise TrainingError(f"{self._name} {reason}, {self._deaths} times in a row without a result")
-        self._hooks.tell(f"{self._name} {reason}; another process replaces it and repeats its part")
+        self._tell(f"{self._name} {reason}; another process replaces it and repeats its part")
         self.kill()
         self._start()
         self._answered = 0
-        self._results = [getattr(self._process, name).remote(*given) for name, given in self._orders]
+        self._results = [getattr(self.process, name).remote(*given) for name, given in self._orders]
 
     def kill(self) -> None:
         """Ends the process; on this machine also one that is stopped (SIGSTOP) and cannot hear Ray."""
@@ -221,25 +188,54 @@ class SupervisedActor:
     def end(self) -> None:
         """Ends the process in Ray's own way, so that Ray reports no death."""
         with contextlib.suppress(RayError):
-            ray.kill(self._process)
+            ray.kill(self.process)
 
 
 class SupervisedActors:
-    """The envs of several Ray actors: their common state, and their end."""
+    """The envs of several Ray actors: their common state, and their end.
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    Args:
+      cluster: the Ray, whose `check` raises an error if it has died.
+      session: that of the run. Its watchdog gets steps while an actor is waited for.
+      timeout: the seconds that an answer may take.
+
+    Attributes:
+      has_begun: True once the trainer's loop runs. Only the loop can stop with everything saved.
+    """
+
+    def __init__(self, cluster: Cluster, session: Session, timeout: float) -> None:
+        self.cluster, self.session, self.timeout = cluster, session, timeout
+        self.has_begun = False
         self._actors: list[SupervisedActor] = []
 
-    def _open(self, actors: Iterable[SupervisedActor]) -> None:
+    def _open(self, name: str, indices: Iterable[int], make: Callable[[int], Any]) -> None:
         """Makes the actors, and waits until all are ready."""
         try:
-            self._actors.extend(actors)
+            for index in indices:
+                self._actors.append(SupervisedActor(f"{name} {index}", functools.partial(make, index), self))
             for actor in self._actors:
                 actor.wait_until_ready()
         except BaseException:
             self.close()
             raise
+
+    def look(self) -> None:
+        """Called at intervals while an actor is waited for."""
+        self.session.watchdog.beat()
+
+    def raise_if_stopped(self) -> None:
+        """Raises Stopped if the run was told to stop.
+
+        Before its loop runs, there is nothing to save: then a signal ends the process by SystemExit, and a
+        stop file has to wait for the loop.
+        """
+        try:
+            self.session.raise_if_stopped_here()
+        except Stopped as stopped:
+            if self.has_begun:
+                raise
+            if stopped.code:
+                raise SystemExit(stopped.code) from None
 
     @property
     def exact_state(self) -> bool:
@@ -265,4 +261,4 @@ class SupervisedActors:
         """Ends the processes, and Ray if it was started here."""
         for actor in self._actors:
             actor.end()
-        self._cluster.close()
+        self.cluster.close()

@@ -1,0 +1,51 @@
+"""A process on Ray that waits for a CPU."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tfrl.run.stop import Stopped
+
+WAIT = 120  # seconds
+
+
+@pytest.fixture
+def cluster(node):
+    from tfrl.remote.cluster import Cluster
+
+    one = Cluster(node.address, {"--actors": 1}, 0)
+    yield one
+    one.close()
+
+
+def test_a_process_for_which_ray_has_no_cpu_is_reported_and_a_signal_ends_the_wait(cluster, monkeypatch):
+    """Two runs that join one Ray at the same moment may both see its free CPUs."""
+    from tfrl.remote import supervised_actors
+    from tfrl.remote.cluster import ray
+
+    class Idle:
+        def begin_at(self, states):
+            return None
+
+    def raise_if_stopped():
+        if said:
+            raise Stopped(130)
+
+    monkeypatch.setattr(supervised_actors, "_LATE_SECONDS", 0.5)
+    said, other = [], ray.remote(num_cpus=6)(Idle).remote()
+    ray.get(other.begin_at.remote(None), timeout=WAIT)
+    session = SimpleNamespace(
+        raise_if_stopped_here=raise_if_stopped,
+        console=SimpleNamespace(warn=said.append),
+        watchdog=SimpleNamespace(beat=lambda: None),
+    )
+    group = supervised_actors.SupervisedActors(cluster, session, WAIT)
+    actor = supervised_actors.SupervisedActor("actor 0", ray.remote(num_cpus=1)(Idle).remote, group)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            actor.wait_until_ready()
+    finally:
+        actor.end()
+        ray.kill(other)
+    assert ended.value.code == 130
+    assert said == ["actor 0 still starts, or waits until Ray has a CPU free for it"]
