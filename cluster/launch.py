@@ -1,10 +1,15 @@
 """python -m cluster.launch: run a command on several workers, and restart all of them after a failure."""
 
+from __future__ import annotations
+
 import contextlib
+import functools
 import json
 import math
 import os
+import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,11 +21,11 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
 from cluster.agent import SAVED, STARTED, STOPS
-from cluster.places import Place, local_places, remote_places
 from tfrl.cli import command_line, endings, signals
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import NATURAL, Range
 from tfrl.cli.streams import surviving
+from tfrl.workers import machine, tf_config
 from tfrl.workers.tf_config import RESTARTED
 
 USAGE = "python -m cluster.launch (--workers N | --hosts A,B) [flags] -- COMMAND"
@@ -54,6 +59,10 @@ SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o",
 # The environment variables that a remote worker gets: they decide how training runs, and find programs.
 PASSED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TERM")
 PASSED_PREFIXES = ("CUDA_", "GRPC_", "KERAS_", "NCCL_", "OMP_", "PYTHON", "TF_", "TFDS_", "TFRL_", "XLA_")
+# Below the ports of outgoing connections, and above Ray's. Only another launcher could take one before the
+# worker opens it.
+LOCAL_PORTS = range(20000, 32000)
+GPUS_WITHIN = 30.0  # seconds; a driver that hangs never answers
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,126 @@ def main(arguments: Sequence[str]) -> int:
         restart_wait=options.restart_wait,
         grace=options.grace,
     )
+
+
+# Places of workers
+
+
+@dataclass(frozen=True)
+class Place:
+    """One worker's place: its host (None: this machine) and its own environment variables."""
+
+    host: str | None
+    environment: Mapping[str, str]
+    start: Callable[[], Any] | None = None
+    """Starts its agent there and returns an object like `subprocess.Popen`; None: by ssh, or here."""
+
+
+def remote_places(hosts: Sequence[str], port: int) -> list[Place]:
+    """One place on each host ("name", "user@name", "name:port"), whose worker has the whole machine."""
+    targets, addresses = [], []
+    for host in hosts:
+        user, at, name = host.rpartition("@")
+        has_port = "]:" in name if name.startswith("[") else name.count(":") == 1
+        addresses.append(name if has_port else f"{name}:{port}")
+        targets.append(user + at + tf_config.split_address(addresses[-1])[0])
+    return [
+        Place(target, {"TF_CONFIG": config})
+        for target, config in zip(targets, tf_configs(addresses), strict=True)
+    ]
+
+
+def local_places(
+    workers: int, first_port: int | None, environ: Mapping[str, str] = os.environ
+) -> list[Place]:
+    """Places on this machine, each with an equal share of it. Raises the errors of `shares`."""
+    mine = shares(workers, first_port, environ)
+    configs = tf_configs([f"127.0.0.1:{port}" for port, _ in mine])
+    return [Place(None, {**own, "TF_CONFIG": c}) for (_, own), c in zip(mine, configs, strict=True)]
+
+
+def shares(
+    workers: int, first_port: int | None = None, environ: Mapping[str, str] = os.environ
+) -> list[tuple[int, dict[str, str]]]:
+    """Equal parts of this machine: free ports, or those from `first_port` on, and environment variables.
+
+    Numbers of threads in `environ` win. Raises UserError for more workers than GPUs or free ports, and if the
+    GPUs' driver hangs.
+    """
+    ports = free_ports(workers) if first_port is None else range(first_port, first_port + workers)
+    gpus: Sequence[str | None] = gpu_shares(visible_gpus(environ), workers) or [None] * workers
+    mine = []
+    for port, cores, visible in zip(ports, thread_shares(machine.cores(), workers), gpus, strict=True):
+        threads = {
+            "TF_NUM_INTRAOP_THREADS": cores,
+            # Two at least: an operation that waits for a peer must not hold the only thread.
+            "TF_NUM_INTEROP_THREADS": max(2, cores),
+            "OMP_NUM_THREADS": cores,
+        }
+        own = {name: environ.get(name) or str(count) for name, count in threads.items()}
+        mine.append((port, own if visible is None else {**own, "CUDA_VISIBLE_DEVICES": visible}))
+    return mine
+
+
+def tf_configs(addresses: Sequence[str]) -> list[str]:
+    """TF_CONFIG of each worker."""
+    tasks = [{"type": "worker", "index": index} for index in range(len(addresses))]
+    texts = [json.dumps({"cluster": {"worker": addresses}, "task": task}) for task in tasks]
+    return [tf_config.parse(text).to_json() for text in texts]
+
+
+def free_ports(count: int) -> list[int]:
+    """Random free ports of this machine. Raises UserError if there are too few."""
+    found = []
+    for port in random.sample(LOCAL_PORTS, len(LOCAL_PORTS)):
+        try:
+            tf_config.listen(port).close()
+        except OSError:
+            continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise UserError(
+        f"{count} workers need {count} free ports between {LOCAL_PORTS[0]} and {LOCAL_PORTS[-1]}; end a "
+        "program that uses some of them"
+    )
+
+
+def thread_shares(cores: int, workers: int) -> list[int]:
+    """The number of cores of each worker, at least one. If shares differ, the first workers have one more."""
+    return [max(1, (cores + workers - 1 - index) // workers) for index in range(workers)]
+
+
+def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The GPUs of this process, as in CUDA_VISIBLE_DEVICES. Raises UserError if the driver hangs."""
+    if shutil.which("nvidia-smi", path=environ.get("PATH")) is None:
+        return []
+    ask = functools.partial(subprocess.run, capture_output=True, text=True, env=dict(environ))
+    try:
+        listed = ask(["nvidia-smi", "-L"], timeout=GPUS_WITHIN).stdout.splitlines()
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"`nvidia-smi -L` has not answered for {GPUS_WITHIN:g} s: a GPU or its driver hangs; "
+            "restart this machine, or train on another"
+        ) from None
+    count = sum(line.startswith("GPU ") for line in listed)
+    if count and "CUDA_VISIBLE_DEVICES" in environ:
+        return [gpu for gpu in environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu not in ("", "-1")]
+    return [str(index) for index in range(count)]
+
+
+def gpu_shares(gpus: Sequence[str], workers: int) -> list[str]:
+    """CUDA_VISIBLE_DEVICES of each worker; empty without GPUs. Raises UserError for too few GPUs."""
+    if gpus and workers > len(gpus):
+        raise UserError(
+            f"{workers} workers are more than the GPUs here ({','.join(gpus)}), and two cannot share one; "
+            f"start {len(gpus)}, or set CUDA_VISIBLE_DEVICES=-1 to train on the CPU"
+        )
+    starts = [index * len(gpus) // workers for index in range(workers + 1)]
+    return [",".join(gpus[start:end]) for start, end in zip(starts, starts[1:], strict=False)] if gpus else []
+
+
+# Their run
 
 
 FindPlaces = Callable[[Callable[[], bool], Callable[[str], None]], list[Place]]
@@ -185,7 +314,7 @@ class Ending(NamedTuple):
     told: bool  # whether the workers had been told to stop before that
 
 
-def attend(team: "Team", stop: signals.Requests, grace: float) -> Ending:
+def attend(team: Team, stop: signals.Requests, grace: float) -> Ending:
     """Waits until all workers have ended; a failure or a second request to stop ends them."""
     told, stopped_at = False, math.inf  # when a worker was the first to end as one that was told to stop
     while team.running:
@@ -254,7 +383,7 @@ class Team:
         saved: True once a worker has made a checkpoint.
     """
 
-    def __init__(self, places: Sequence[Place], command: Sequence[str], output: "Output") -> None:
+    def __init__(self, places: Sequence[Place], command: Sequence[str], output: Output) -> None:
         """Starts all workers. UserError: there is no ssh on this machine."""
         self.codes: list[int | None] = [None] * len(places)
         self.saved = False

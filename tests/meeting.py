@@ -6,7 +6,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from cluster.places import free_ports
+from cluster.launch import free_ports
 from tfrl.cli.errors import PeerError, UserError
 from tfrl.workers import rendezvous, tf_config
 

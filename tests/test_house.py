@@ -150,15 +150,15 @@ def test_every_folder_has_its_place():
             "resnet.networks imports resnet.supervised.dat",
         ),
         ("resnet/supervised/data.py", "import cluster", "resnet.supervised.data imports cluster"),
-        ("cluster/places.py", "from tfrl.run import files", "cluster.places imports tfrl.run.files"),
-        ("cluster/places.py", "import resnet", "cluster.places imports resnet"),
+        ("cluster/launch.py", "from tfrl.run import files", "cluster.launch imports tfrl.run.files"),
+        ("cluster/launch.py", "import resnet", "cluster.launch imports resnet"),
         ("tfrl/algorithms/ppo.py", "from cluster import launch", "tfrl.algorithms.ppo imports cluster.l"),
         ("tfrl/training/loop.py", "import tfrl.algorithms.ppo, tfrl.cli.flags, resnet, numpy", None),
         ("tfrl/training/loop.py", "from cluster import launch", None),
         ("tfrl/run/folder.py", "from tfrl import __version__", None),
         ("tfrl/completion.py", "from cluster import launch\nimport resnet.supervised.config", None),
         ("resnet/train.py", "from tfrl.cli import endings", None),
-        ("cluster/places.py", "from tfrl.workers import tf_config", None),
+        ("cluster/launch.py", "from tfrl.workers import tf_config", None),
     ],
 )
 def test_a_wrong_import_is_found(tmp_path, module, line, wrong):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cluster.places import free_ports
+from cluster.launch import free_ports
 from tfrl.run.checkpoint import CheckpointStore
 
 ROOT = Path(__file__).parents[1]

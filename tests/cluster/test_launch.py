@@ -11,7 +11,7 @@ from launching import LAUNCH, Launch
 from processes import ROOT, unread_pipe
 
 from benchmarks.process_tree import alive
-from cluster import places
+from cluster.launch import thread_shares
 from tfrl.workers import tf_config
 
 
@@ -26,7 +26,7 @@ def test_workers_share_the_machine_and_their_output_has_prefixes(tmp_path):
     configs = [tf_config.read(lines[prefix]) for prefix in ("", "[1] ", "[2] ")]
     assert [config.worker for config in configs] == [0, 1, 2]
     assert len({config.workers for config in configs}) == 1
-    shares = places.thread_shares(len(os.sched_getaffinity(0)), 3)
+    shares = thread_shares(len(os.sched_getaffinity(0)), 3)
     assert [int(lines[prefix]["OMP_NUM_THREADS"]) for prefix in ("", "[1] ", "[2] ")] == shares
     assert [int(lines[prefix]["TF_NUM_INTRAOP_THREADS"]) for prefix in ("", "[1] ", "[2] ")] == shares
     assert lines[""]["PYTHONUNBUFFERED"] == "1"

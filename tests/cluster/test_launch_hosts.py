@@ -12,7 +12,7 @@ from launching import SAVE, Launch, until
 from processes import ROOT
 
 from benchmarks.process_tree import alive, family
-from cluster import launch, places
+from cluster import launch
 
 
 def ssh_that(folder, does):
@@ -130,7 +130,7 @@ def sshd(tmp_path):
     folder.mkdir()
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
-    (port,) = places.free_ports(1)
+    (port,) = launch.free_ports(1)
     (folder / "sshd_config").write_text(
         f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
         "StrictModes no\nUsePAM no\nPidFile none\n"

@@ -4,13 +4,13 @@ import os
 
 import pytest
 
-from cluster import places
+from cluster import launch
 from tfrl.cli.errors import UserError
 from tfrl.workers import tf_config
 
 
 def test_a_users_own_thread_counts_are_kept():
-    chosen = places.local_places(2, None, {"OMP_NUM_THREADS": "7"})
+    chosen = launch.local_places(2, None, {"OMP_NUM_THREADS": "7"})
     assert [place.environment["OMP_NUM_THREADS"] for place in chosen] == ["7", "7"]
 
 
@@ -19,16 +19,16 @@ def test_a_users_own_thread_counts_are_kept():
     [(2, 2, [1, 1]), (8, 3, [3, 3, 2]), (1, 2, [1, 1]), (7, 1, [7]), (5, 4, [2, 1, 1, 1])],
 )
 def test_cores_are_shared_out_among_workers(cores, workers, shares):
-    assert places.thread_shares(cores, workers) == shares
+    assert launch.thread_shares(cores, workers) == shares
 
 
 def test_a_driver_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\nexec sleep 60\n")
     tool.chmod(0o755)
-    monkeypatch.setattr(places, "_GPUS_WITHIN", 0.2)
+    monkeypatch.setattr(launch, "GPUS_WITHIN", 0.2)
     with pytest.raises(UserError, match="`nvidia-smi -L` has not answered for 0.2 s: a GPU or its driver"):
-        places.visible_gpus({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+        launch.visible_gpus({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
 
 
 def test_gpus_are_shared_out(tmp_path):
@@ -38,16 +38,16 @@ def test_gpus_are_shared_out(tmp_path):
     )
     tool.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    assert places.visible_gpus(environ) == ["0", "1", "2", "3"]
-    assert places.visible_gpus({**environ, "CUDA_VISIBLE_DEVICES": "3,1"}) == ["3", "1"]
-    assert places.visible_gpus({**environ, "CUDA_VISIBLE_DEVICES": "-1"}) == []
-    assert places.visible_gpus({"PATH": "/nowhere"}) == []
-    mine = [place.environment["CUDA_VISIBLE_DEVICES"] for place in places.local_places(4, None, environ)]
+    assert launch.visible_gpus(environ) == ["0", "1", "2", "3"]
+    assert launch.visible_gpus({**environ, "CUDA_VISIBLE_DEVICES": "3,1"}) == ["3", "1"]
+    assert launch.visible_gpus({**environ, "CUDA_VISIBLE_DEVICES": "-1"}) == []
+    assert launch.visible_gpus({"PATH": "/nowhere"}) == []
+    mine = [place.environment["CUDA_VISIBLE_DEVICES"] for place in launch.local_places(4, None, environ)]
     assert mine == ["0", "1", "2", "3"]
-    assert places.gpu_shares(["0", "1", "2", "3"], 2) == ["0,1", "2,3"]
-    assert places.gpu_shares([], 2) == []
+    assert launch.gpu_shares(["0", "1", "2", "3"], 2) == ["0,1", "2,3"]
+    assert launch.gpu_shares([], 2) == []
     with pytest.raises(UserError, match="3 workers are more than the GPUs"):
-        places.gpu_shares(["0", "1"], 3)
+        launch.gpu_shares(["0", "1"], 3)
 
 
 @pytest.mark.parametrize(
@@ -61,5 +61,5 @@ def test_gpus_are_shared_out(tmp_path):
     ],
 )
 def test_hosts_are_read_with_users_and_ports(host, target, address):
-    (place,) = places.remote_places([host], 2222)
+    (place,) = launch.remote_places([host], 2222)
     assert (place.host, tf_config.read(place.environment).workers) == (target, (address,))

@@ -35,7 +35,7 @@ from worker_pair import (
 )
 
 from benchmarks import namespaces
-from cluster.places import free_ports
+from cluster.launch import free_ports
 from tfrl import evaluate
 from tfrl.cli.settings import to_yaml
 from tfrl.config import reader

@@ -11,7 +11,7 @@ import time
 import pytest
 from meeting import Attempt, ask, configs, connect_to, hello, is_hung_up, quicken, until
 
-from cluster.places import free_ports
+from cluster.launch import free_ports
 from tfrl.workers import rendezvous, tf_config
 
 

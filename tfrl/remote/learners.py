@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from cluster.launch import AGENT, LOST
-from cluster.places import Place, Share, environments, shares
+from cluster.launch import AGENT, LOST, Place, shares, tf_configs
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.config.actors import LEARNER, DistributedSettings
 from tfrl.remote.cluster import Cluster, RayError, end_with_parent, free_cpus, leave_stopping_to_driver, ray
@@ -52,9 +51,9 @@ class LearnerHost:
             ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), socket.gethostname()
         )
 
-    def shares(self, learners: int) -> list[Share]:
+    def shares(self, learners: int) -> list[tuple[int, dict[str, str]]]:
         """Equal parts of this machine for so many learners."""
-        return shares(learners, None)
+        return shares(learners)
 
     def begin(self) -> None:
         """Starts the agent."""
@@ -208,10 +207,14 @@ class Nodes:
             for node, count in Counter(nodes).items()
         }
         mine = [left[node].pop(0) for node in nodes]
-        own = environments([node.address for node in nodes], mine)
+        configs = tf_configs([f"{node.address}:{port}" for node, (port, _) in zip(nodes, mine, strict=True)])
         return [
-            Place(node.name, {**environment, LEARNER: address}, functools.partial(RemoteAgent, host))
-            for node, environment, host in zip(nodes, own, self._hosts, strict=True)
+            Place(
+                node.name,
+                {**own, "TF_CONFIG": config, LEARNER: address},
+                functools.partial(RemoteAgent, host),
+            )
+            for node, (_, own), config, host in zip(nodes, mine, configs, self._hosts, strict=True)
         ]
 
     def _end_hosts(self) -> None:

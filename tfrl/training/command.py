@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cluster import launch
-from cluster.places import Place, local_places
+from cluster.launch import Place, local_places
 from tfrl import remote
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
