@@ -19,7 +19,7 @@ from tfrl.experience import exploration, memory
 from tfrl.experience.collector import Collected, Collector, EnvActor, Versioned
 from tfrl.experience.rollout import Rollout
 from tfrl.ops.graph import tf
-from tfrl.remote.cluster import Cluster, end_with_parent, leave_stopping_to_driver, ray, store_bytes
+from tfrl.remote.cluster import Cluster, ray, serve_driver, store_bytes
 from tfrl.remote.supervised_actors import Ready, SupervisedActors, ready
 from tfrl.workers import machine, parts
 from tfrl.workers.strategy import set_up_tensorflow
@@ -44,8 +44,7 @@ class RemoteActor:
     def __init__(
         self, config: DistributedSettings, spec: EnvSpec, indices: Sequence[int], precision: str, threads: int
     ) -> None:
-        end_with_parent()
-        leave_stopping_to_driver()
+        serve_driver()
         set_up_tensorflow()
         parts.one_thread_each()
         tf.config.threading.set_inter_op_parallelism_threads(threads)

@@ -217,8 +217,12 @@ def end_with_parent() -> None:
         os._exit(1)
 
 
-def leave_stopping_to_driver() -> None:
-    """Ignores signals that tell a run to stop: the driver may need this process before it saves."""
+def serve_driver() -> None:
+    """Called first in a process of a run: it ends with its parent, and leaves stopping to the driver.
+
+    The driver may need it after a signal that tells a run to stop, before it saves.
+    """
+    end_with_parent()
     if threading.current_thread() is threading.main_thread():
         for number in signals.STOP_CODES:
             signal.signal(number, signal.SIG_IGN)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from cluster.launch import AGENT, LOST, Place, shares, tf_configs
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.config.actors import LEARNER, DistributedSettings
-from tfrl.remote.cluster import Cluster, RayError, end_with_parent, free_cpus, leave_stopping_to_driver, ray
+from tfrl.remote.cluster import Cluster, RayError, free_cpus, ray, serve_driver
 
 _LISTEN = 0.2  # seconds that a host waits for output of its agent before it answers
 _MOST_FAILURES = 3  # failed starts in a row
@@ -40,8 +40,7 @@ class LearnerHost:
     """
 
     def __init__(self) -> None:
-        end_with_parent()
-        leave_stopping_to_driver()
+        serve_driver()
         self._agent: Any = None  # a `subprocess.Popen`, once it has begun
         self._selector = selectors.DefaultSelector()
 

@@ -9,40 +9,26 @@ import numpy as np
 
 from tfrl.algorithms.reinforce import Config
 from tfrl.envs.spec import EnvSpec
-from tfrl.experience.collector import EnvStates, Observer, Seen
-from tfrl.remote.cluster import Cluster, end_with_parent, leave_stopping_to_driver, ray
+from tfrl.experience.collector import Observer, Seen
+from tfrl.remote.cluster import Cluster, ray, serve_driver
 from tfrl.remote.supervised_actors import Ready, SupervisedActors, ready
 
 if TYPE_CHECKING:
     from tfrl.run.session import Session
 
 
-class RemoteObserver:
-    """An `Observer` in a process of its own, which needs no TensorFlow; made on Ray.
-
-    Args:
-      spec: the global vector of envs.
-      indices: the global indices of its envs.
-    """
+class RemoteObserver(Observer):
+    """An `Observer` in a process of its own on Ray, which needs no TensorFlow."""
 
     def __init__(self, spec: EnvSpec, indices: Sequence[int]) -> None:
-        end_with_parent()
-        leave_stopping_to_driver()
-        self._observer = Observer(spec, indices)
+        serve_driver()
+        super().__init__(spec, indices)
 
     def begin_at(self, states: Mapping[int, bytes] | None) -> Ready:
         """Continues from states by global env index, if any."""
         if states is not None:
-            self._observer.set_state(states)
-        return ready(self.place(), self._observer.exact_state)
-
-    def step(self, actions: np.ndarray, playing: np.ndarray) -> Seen:
-        """Does the same as `Observer.step`."""
-        return self._observer.step(actions, playing)
-
-    def place(self) -> EnvStates:
-        """The present states of the envs."""
-        return self._observer.get_state()
+            self.set_state(states)
+        return ready(self.get_state(), self.exact_state)
 
 
 class RayObservers(SupervisedActors):
@@ -102,7 +88,7 @@ class RayObservers(SupervisedActors):
     def settle(self) -> None:
         """Notes the states of the envs, at which the replacement of a process that dies begins."""
         for actor in self._actors:
-            actor.order("place")
+            actor.order("get_state")
         places = [actor.newest() for actor in self._actors]
         for actor, place in zip(self._actors, places, strict=True):  # a stop may come before all are there
             actor.settle(place)
