@@ -79,7 +79,7 @@ def _steps_alone(config: Config, steps: int) -> float:
     agent, spec = ReinforceAgent(config, strategy.make(config, None)), env_spec(config)
     if config.observers:
         session: Any = SimpleNamespace(  # the part that observers use
-            raise_if_stopped=lambda: None,
+            raise_if_stopped_here=lambda: None,
             console=SimpleNamespace(warn=print),
             watchdog=SimpleNamespace(beat=lambda: None),
         )

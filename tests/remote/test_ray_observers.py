@@ -81,7 +81,7 @@ def test_results_do_not_depend_on_number_deaths_or_hangs_of_observers(tmp_path):
 def quiet_session(raise_if_stopped=lambda: None):
     """The part of a session that observers use."""
     console, watchdog = SimpleNamespace(warn=print), SimpleNamespace(beat=lambda: None)
-    return SimpleNamespace(raise_if_stopped=raise_if_stopped, console=console, watchdog=watchdog)
+    return SimpleNamespace(raise_if_stopped_here=raise_if_stopped, console=console, watchdog=watchdog)
 
 
 def test_an_env_that_fails_in_another_process_is_named_as_it_is_in_this_one(node):
