@@ -107,31 +107,17 @@ def parse(text: str) -> TFConfig:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError also: an integer of thousands of digits
         raise UserError(f"TF_CONFIG is not JSON ({error}): {_short(text)}; write {EXAMPLE}") from None
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or not {"cluster", "task"} <= content.keys():
         raise UserError(f"TF_CONFIG is {_short(content)}; it must be an object like {EXAMPLE}")
-    for key in ("cluster", "task"):
-        if key not in content:
-            raise UserError(f"TF_CONFIG has no {key!r}: {_short(content)}; write {EXAMPLE}")
-    cluster = _check_cluster(content["cluster"])
-
-    task = content["task"]
-    if not isinstance(task, dict) or not {"type", "index"} <= task.keys():
-        raise UserError(
-            f'TF_CONFIG\'s task is {_short(task)}; it must be like {{"type": "worker", "index": 0}}'
-        )
-    role, index = task["type"], task["index"]
-    if role not in ROLES or (role not in cluster and role != "evaluator"):
-        raise UserError(
-            f"TF_CONFIG's task has the type {_short(role)}; this cluster has {', '.join(cluster)}"
-        )
-    if type(index) is not int:
-        raise UserError(f"TF_CONFIG's task has the index {_short(index)}; it must be a whole number like 0")
+    cluster, task = _check_cluster(content["cluster"]), content["task"]
     # Kubeflow gives an evaluator the cluster that it follows, which does not list evaluators.
-    count = len(cluster.get(role, ())) or 1
-    if not 0 <= index < count:
-        right = "0" if count == 1 else f"0 to {count - 1}"
+    counts = {role: len(addresses) for role, addresses in cluster.items()} | {"evaluator": 1}
+    role, index = (task.get("type"), task.get("index")) if isinstance(task, dict) else (None, None)
+    if not isinstance(role, str) or type(index) is not int or not 0 <= index < counts.get(role, 0):
+        known = (f"{role} with index 0{f' to {n - 1}' if n > 1 else ''}" for role, n in counts.items())
         raise UserError(
-            f"TF_CONFIG's task is {role} {index}, but the cluster has {count} of that type: index {right}"
+            f'TF_CONFIG\'s task is {_short(task)}; it must be like {{"type": "worker", "index": 0}}, and '
+            f"this cluster has {', '.join(known)}"
         )
     chief, workers, evaluator = (tuple(cluster.get(role, ())) for role in ROLES)
     worker = {"chief": 0, "worker": len(chief) + index, "evaluator": None}[role]
