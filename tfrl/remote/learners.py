@@ -88,11 +88,7 @@ class LearnerHost:
 
 
 class RemoteAgent:
-    """An agent behind a `LearnerHost`, with the interface of `subprocess.Popen` that `cluster.launch` uses.
-
-    Args:
-      host: a handle of the `LearnerHost`.
-    """
+    """An agent behind a `LearnerHost`, with the part of `subprocess.Popen` that `cluster.launch` uses."""
 
     def __init__(self, host: Any) -> None:
         self._host, self._lock = host, threading.Lock()
@@ -144,11 +140,7 @@ class RemoteAgent:
 
 
 class Nodes:
-    """Places for learners on the nodes of a Ray that runs, spread over as many nodes as possible.
-
-    Args:
-      config: checked settings.
-    """
+    """Places for learners on the nodes of a Ray that runs, spread over as many nodes as possible."""
 
     def __init__(self, config: DistributedSettings) -> None:
         self._config = config

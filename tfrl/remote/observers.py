@@ -32,13 +32,7 @@ class RemoteObserver(Observer):
 
 
 class RayObservers(SupervisedActors):
-    """The envs of a run in several processes on Ray; follows `tfrl.training.episodic.Observers`.
-
-    Args:
-      config: the settings, with the section Observers.
-      spec: the global vector of envs.
-      session: that of the run.
-    """
+    """The envs of a run in several processes on Ray; follows `tfrl.training.episodic.Observers`."""
 
     def __init__(self, config: Config, spec: EnvSpec, session: Session) -> None:
         cluster = Cluster(config.ray_address, {"--observers": config.observers}, 0)
