@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +219,7 @@ class Group:
         same = (self.mode, config.num_levels, config.start_level) == ("easy", 200, 0)
         return same and normalized_return(self.env, "easy", 0.0) is not None
 
-    @cached_property
+    @functools.cached_property
     def _evaluations(self) -> Mapping[str, list[dict[int, float]]]:
         """The mean returns of each run by env steps, for each level set."""
         return {s: [dict(zip(*run.evaluations(s), strict=True)) for run in self.runs] for s in LEVEL_SETS}
@@ -337,22 +337,20 @@ def _labels(runs: Sequence[Run]) -> list[str]:
     """
     every, algorithms = [_settings(run) for run in runs], [run.config.algorithm for run in runs]
     arenas = ["" if TRAIN in family(run.config.env).level_sets else run.config.env for run in runs]
-    told: list[dict[str, str]] = [{} for _ in runs]
-    for arena in {*arenas}:
-        of_arena = [i for i, other in enumerate(arenas) if other == arena]
-        task = _TASK & _differing([every[i] for i in of_arena]).keys()
-        if len({runs[i].config.total_steps for i in of_arena}) == 1:
+
+    @functools.cache
+    def distinguishing(arena: str, algorithm: str) -> list[str]:
+        peers = [i for i, other in enumerate(arenas) if other == arena]
+        alike = [i for i in peers if algorithms[i] == algorithm]
+        task = _TASK & _differing([every[i] for i in peers]).keys()
+        if len({runs[i].config.total_steps for i in peers}) == 1:
             task.discard("total_steps")  # each algorithm rounds it to its own updates
-        for algorithm in {algorithms[i] for i in of_arena}:
-            alike = [i for i in of_arena if algorithms[i] == algorithm]
-            decisive = hyperparameters(runs[alike[0]].config).keys() | {"eval_greedy"}
-            decisive -= {"algorithm", "env", "preset", "seed"}
-            names = decisive & (_differing([every[i] for i in alike]).keys() | task)
-            for i in alike:
-                told[i] = {name: every[i][name] for name in sorted(names)}
-    several = len({*algorithms}) > 1
+        decisive = hyperparameters(runs[alike[0]].config).keys() | {"eval_greedy"}
+        decisive -= {"algorithm", "env", "preset", "seed"}
+        return sorted(decisive & (_differing([every[i] for i in alike]).keys() | task))
+
     labels = []
-    for algorithm, values in zip(algorithms, told, strict=True):
-        words = [f"{flag(name)[2:]} {value}" for name, value in values.items()]
-        labels.append(", ".join([algorithm, *words] if several or not words else words))
+    for settings, algorithm, arena in zip(every, algorithms, arenas, strict=True):
+        words = [f"{flag(name)[2:]} {settings[name]}" for name in distinguishing(arena, algorithm)]
+        labels.append(", ".join([algorithm, *words] if len({*algorithms}) > 1 or not words else words))
     return labels
