@@ -3,14 +3,16 @@
 Its command is a small program, `tfrl.small` of a folder made here, which does as its run's folder says.
 """
 
+import functools
 import threading
+from types import SimpleNamespace
 
 import pytest
 from checkpoints import assert_same_arrays, learner_arrays, save
 from launching import until
 
 from tfrl.cli.errors import TrainingError
-from tfrl.remote.trials import Part, Sweep, Trial, begin, current, is_over, leave, outcome
+from tfrl.remote.trials import Part, Sweep, begin, current, is_over, leave, outcome, run_part
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.folder import LEFT_FILE
 
@@ -41,14 +43,12 @@ def make(tmp_path):
         run.mkdir(exist_ok=True)
         (run / "program").write_text(program)
         (run / "progress.csv").write_text(f"env_steps,{METRIC}\n")
-        told = []
         sweep = Sweep("small", (), ({"lr": 1e-3},), (), "none", METRIC, 30)
+        told = []
         where = {"environment": {}, "folder": str(tmp_path)}
-        made = Trial(
-            sweep, tmp_path, {"lr": 1e-3}, part, **where, tell=lambda part, row: told.append((part, row))
-        )
-        made.told = told
-        return made
+        tell = lambda part, row: told.append((part, row))  # noqa: E731
+        run = functools.partial(run_part, sweep, tmp_path, {"lr": 1e-3}, part, **where, tell=tell)
+        return SimpleNamespace(run=run, told=told)
 
     return trial
 

@@ -26,13 +26,13 @@ from tfrl.remote.trials import (
     Part,
     Sampled,
     Sweep,
-    Trial,
     begin,
     current,
     failure_file,
     is_over,
     leave,
     rows_with,
+    run_part,
     trial_name,
 )
 from tfrl.run import files
@@ -149,7 +149,7 @@ def _run_trial(
 
     try:
         part = begin(sweep, logdir, name, own, _reported())
-        Trial(sweep, logdir, own, part, environment=environment, folder=folder, tell=report).run()
+        run_part(sweep, logdir, own, part, environment=environment, folder=folder, tell=report)
     except Exception as error:
         files.write(failure, str(error) or type(error).__name__)
         raise

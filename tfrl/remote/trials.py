@@ -438,8 +438,17 @@ def leave(logdir: Path, name: str, current: str | None) -> None:
             (run / LEFT_FILE).touch()
 
 
-class Trial:
-    """Runs the command of a part, and reports each evaluation.
+def run_part(
+    sweep: Sweep,
+    logdir: Path,
+    own: Mapping[str, Any],
+    part: Part,
+    *,
+    environment: Mapping[str, str],
+    folder: str,
+    tell: Callable[[Part, Mapping[str, Any]], None],
+) -> None:
+    """Runs the command of a part to its end, and reports each evaluation.
 
     The last evaluation is reported when the run has ended, so that a scheduler does not continue a trial that
     has all its steps.
@@ -451,43 +460,36 @@ class Trial:
       environment, folder: the environment variables and the working folder of its process.
       tell: gets the part and a dict of the evaluation: `value` of the metric, `env_steps` and `evaluations`
         of the weights, `run` and, with the last one, `done` and `finished`.
+
+    Raises TrainingError if the run does not reach its end.
     """
+    place = logdir / part.run
 
-    def __init__(
-        self,
-        sweep: Sweep,
-        logdir: Path,
-        own: Mapping[str, Any],
-        part: Part,
-        *,
-        environment: Mapping[str, str],
-        folder: str,
-        tell: Callable[[Part, Mapping[str, Any]], None],
-    ) -> None:
-        self._sweep, self._logdir, self._own, self._part = sweep, logdir, own, part
-        self._environment, self._folder, self._tell = environment, folder, tell
-        self._place = logdir / part.run
+    def is_finished() -> bool:
+        return (place / RESULTS_FILE).is_file()
 
-    def run(self) -> None:
-        """Trains to the end. Raises TrainingError if the run does not reach it."""
-        if not self._is_finished:
-            code = self._process()
-            if not (code == 0 and self._is_finished):
-                raise TrainingError(_reason(code, files.last_line(self._place / _OUTPUT)))
-        self._tell_last()
+    def new_rows() -> list[Row]:
+        return [row for row in rows_with(place / PROGRESS_FILE, sweep.metric) if row.env_steps > part.seen]
 
-    @property
-    def _is_finished(self) -> bool:
-        return (self._place / RESULTS_FILE).is_file()
+    def report(row: Row, evaluations: int, **marks: bool) -> None:
+        nonlocal part
+        part = part._replace(seen=row.env_steps, evaluations=evaluations)
+        env_steps = part.offset + row.env_steps
+        metrics = {"value": row.value, "env_steps": env_steps, "evaluations": evaluations, "run": part.run}
+        tell(part, {**metrics, **marks})
 
-    def _process(self) -> int:
-        """Runs the command and reports its evaluations; returns its exit code."""
-        self._place.mkdir(parents=True, exist_ok=True)
-        with (self._place / _OUTPUT).open("ab") as output:
+    if not is_finished():
+        flags = [*sweep.arguments(own), "--logdir", str(logdir), "--run-name", part.run]
+        if part.start is not None:
+            one_update = sweep.config(own).steps_per_update  # a run has one at least
+            left = max(one_update, sweep.total_steps - part.offset)
+            flags += ["--start-from", str(logdir / part.start), "--total-steps", str(left)]
+        place.mkdir(parents=True, exist_ok=True)
+        with (place / _OUTPUT).open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, *self._sweep.program, *self._flags()],
-                cwd=self._folder,
-                env=dict(self._environment),
+                [sys.executable, *sweep.program, *flags],
+                cwd=folder,
+                env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -496,38 +498,13 @@ class Trial:
             )
         while process.poll() is None:
             time.sleep(_POLL_EVERY)
-            self._tell_new()
-        return process.returncode
-
-    def _flags(self) -> list[str]:
-        part, flags = self._part, self._sweep.arguments(self._own)
-        flags += ["--logdir", str(self._logdir), "--run-name", part.run]
-        if part.start is not None:
-            one_update = self._sweep.config(self._own).steps_per_update  # a run has one at least
-            left = max(one_update, self._sweep.total_steps - part.offset)
-            flags += ["--start-from", str(self._logdir / part.start), "--total-steps", str(left)]
-        return flags
-
-    def _tell_new(self) -> None:
-        """Reports each new evaluation except the last."""
-        for row in self._rows():
-            if self._part.seen < row.env_steps < self._sweep.total_steps - self._part.offset:
-                self._tell_row(row, self._part.evaluations + 1)
-
-    def _tell_last(self) -> None:
-        rows = self._rows()
-        if rows:
-            new = sum(row.env_steps > self._part.seen for row in rows)
-            self._tell_row(rows[-1], self._part.evaluations + new, done=True, finished=True)
-
-    def _tell_row(self, row: Row, evaluations: int, **marks: bool) -> None:
-        self._part = self._part._replace(seen=row.env_steps, evaluations=evaluations)
-        env_steps = self._part.offset + row.env_steps
-        metrics = {"value": row.value, "env_steps": env_steps, "evaluations": evaluations}
-        self._tell(self._part, {**metrics, "run": self._part.run, **marks})
-
-    def _rows(self) -> list[Row]:
-        return rows_with(self._place / PROGRESS_FILE, self._sweep.metric)
+            for row in new_rows():
+                if row.env_steps < sweep.total_steps - part.offset:
+                    report(row, part.evaluations + 1)
+        if process.returncode != 0 or not is_finished():
+            raise TrainingError(_reason(process.returncode, files.last_line(place / _OUTPUT)))
+    if rows := rows_with(place / PROGRESS_FILE, sweep.metric):
+        report(rows[-1], part.evaluations + len(new_rows()), done=True, finished=True)
 
 
 def _stop_with_parent() -> None:
