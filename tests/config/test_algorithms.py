@@ -86,7 +86,7 @@ def test_a_number_is_refused_as_an_algorithm(tmp_path):
         ("ppo", ["--no-dueling"], "there is no flag --no-dueling"),
         ("ppo", ["--num-env", "3"], "there is no flag --num-env (did you mean --num-envs?); --help"),
         ("dqn", ["--n-steps", "3"], "--n-steps (did you mean --n-step?); --help"),
-        ("ppo", ["--xyzzy", "3"], "there is no flag --xyzzy; --help"),
+        ("ppo", ["--xyzzy", "3"], "there is no flag --xyzzy; --help-all lists them"),
     ],
 )
 def test_an_unknown_flag_is_refused_with_the_nearest_known_one(algorithm, flags, words):
@@ -98,6 +98,7 @@ def test_an_unknown_flag_is_refused_with_the_nearest_known_one(algorithm, flags,
     [
         ("ppoo", " (did you mean ppo?)"),
         ("xyzzy", ""),
+        ("a2c", ""),
     ],
 )
 def test_an_unknown_algorithm_is_refused_with_the_nearest_known_one(word, hint):

@@ -120,7 +120,7 @@ def read_flags(
             words.append(token)
             continue
         spelled, equals, text = token.partition("=")
-        name = _field(spelled, kinds, aliases)
+        name = _field(spelled, kinds, aliases, "--help-all" if words is None else "--help")
         if is_switch(kinds.get(name)) and not equals:
             values[name] = True
         elif name not in kinds:
@@ -136,8 +136,8 @@ def read_flags(
     return values
 
 
-def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str]) -> str:
-    """The field of a flag; a `--no-` flag of a switch keeps its `no_`."""
+def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str], lists: str) -> str:
+    """The field of a flag; a `--no-` flag of a switch keeps its `no_`. `lists` lists all flags."""
     if not spelled.startswith("--"):
         raise UserError(
             f"{spelled!r} is not a flag; settings are given as --name value, switches as --name or --no-name."
@@ -147,7 +147,7 @@ def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str]) -
     if name in kinds or is_switch(kinds.get(name.removeprefix("no_"))):
         return name
     hint = nearest(spelled, map(flag, [*kinds, *aliases]), 0.7)  # --learning-rate is not like --learners
-    raise UserError(f"there is no flag {spelled}{hint}; --help lists them.")
+    raise UserError(f"there is no flag {spelled}{hint}; {lists} lists them.")
 
 
 def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | Path) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def reader(algorithm: str) -> Reader:
             raise UserError(f"{error}.") from None
     known = ("ppo_procgen", *ALGORITHMS)
     if algorithm not in known:
-        hint = nearest(algorithm, known)
+        hint = nearest(algorithm, known, 0.7)  # a2c is not like sac
         raise UserError(f"there is no algorithm {algorithm!r}{hint}; known: {', '.join(known)}.")
     return importlib.import_module(f"tfrl.{algorithm}").main.reader
 
