@@ -12,6 +12,7 @@ from pathlib import Path
 from tfrl import __version__
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
+from tfrl.cli.flags import nearest
 from tfrl.config import ALGORITHMS
 from tfrl.envs import callables
 
@@ -50,7 +51,7 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         return of_algorithm(name)
     known = [module.removeprefix("tfrl.") for module in COMMANDS if module.startswith("tfrl.")]
     if name.replace("-", "_") not in known:
-        raise UserError(f"there is no command {name}; known: {', '.join(known)}.")
+        raise UserError(f"there is no command {name}{nearest(name, known, 0.7)}; known: {', '.join(known)}.")
     return importlib.import_module(f"tfrl.{name.replace('-', '_')}").main
 
 

@@ -239,7 +239,7 @@ def test_the_overview_names_every_command_and_the_version(capsys):
 def test_the_command_tfrl_runs_each_command_of_the_package():
     assert "--lr must be above 0" in refusal(overview.main, ["ppo", "--lr", "0"])
     assert "nowhere does not exist" in refusal(overview.main, ["report", "nowhere"])
-    assert "there is no command evaluat; known: ppo" in refusal(overview.main, ["evaluat"])
+    assert "no command evaluat (did you mean evaluate?); known: ppo" in refusal(overview.main, ["evaluat"])
     assert "absent_module:Mine cannot be imported here" in refusal(overview.main, ["absent_module:Mine"])
 
 
