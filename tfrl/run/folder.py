@@ -114,7 +114,8 @@ def as_it_began(config: SettingsT, existing: SettingsT, *, instead: str = "--run
         there = getattr(existing, name)
         left_open = name == "precision" and there == "auto"  # in a file that a person wrote
         if here != there and name not in config.may_change and not left_open:
-            differing.append(f"{flag(name)} {there} there, {here} here")
+            reason = " (its schedules follow it)" if name == "total_steps" else ""
+            differing.append(f"{flag(name)} {there} there, {here} here{reason}")
     if differing:
         raise UserError(
             f"{config.run_dir} holds a run with other settings: {'; '.join(differing)}. Give the same "
