@@ -110,6 +110,12 @@ def train(
         values = _values(command, env, settings | ({"callbacks": named} if named else {}))
         config = command.reader.of_values(values)
         made = [each for each in callbacks if not isinstance(each, str)]
+        for each in made:
+            if not isinstance(each, Callback):
+                raise UserError(
+                    "callbacks must be objects of classes that extend tfrl.Callback, such as StopAfter(), or "
+                    f"names of such classes; got {each!r}."
+                )
         code = command.train(config, _arguments(values), made)
     if code == signals.STOP_CODES[signal.SIGINT]:
         raise KeyboardInterrupt

@@ -88,3 +88,9 @@ def test_a_missing_package_gives_a_one_sentence_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(tfrl.SettingsError, match="needs the package mlflow: pip install mlflow"):
         callbacks.MLflow()
+
+
+@pytest.mark.parametrize("wrong", [callbacks.StopOnReturn, print], ids=["class", "function"])
+def test_what_is_no_callback_gives_a_one_sentence_error(wrong, tmp_path):
+    with pytest.raises(tfrl.SettingsError, match="must be objects of classes that extend .* got <"):
+        tfrl.train("ppo", total_steps=512, logdir=tmp_path, callbacks=[wrong], **SMALL)
