@@ -41,8 +41,8 @@ def find(name: str) -> Callable[..., Any]:
         return _given[name]
     if not is_importable(name):
         raise ValueError(
-            f"only the program that defines {name} can find it: it is a lambda, a local function or one of a "
-            "notebook"
+            f"only the program that defines {name} can find it: it is a lambda, a local function, an object "
+            "or one of a notebook; a name in a module, MODULE:NAME, would be found"
         )
     module, _, attribute = name.partition(":")
     try:
