@@ -39,7 +39,7 @@ class A2C(PPOAgent):
     ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
         """The loss of each sample, its metrics in the order of `means`, and its ratio; float32 [b] each."""
         config = self._config
-        parameters, values = self.network.outputs(weights, samples.observations)
+        parameters, values, *_ = self.network.outputs(weights, samples.observations, samples.memory)
         policy = self.network.distribution(parameters)
         log_probs, entropy = policy.log_prob(samples.actions), policy.entropy()
         policy_loss = -log_probs * samples.advantages
