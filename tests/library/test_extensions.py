@@ -1,5 +1,6 @@
 """A user's algorithm, and callbacks by name, with what every run promises: exact resume, the same bits."""
 
+import dataclasses
 import importlib
 import os
 import re
@@ -11,11 +12,13 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-import tensorflow  # noqa: F401 - conftest.py then splits the CPU
+import tensorflow as tf  # at once: conftest.py then splits the CPU
 from processes import ROOT
 
 import tfrl
+from tfrl.algorithms import dqn
 from tfrl.envs import registry
+from tfrl.ops import q_learning
 from tfrl.training.command import of_algorithm
 
 sys.path.append(str(ROOT / "examples"))
@@ -94,6 +97,48 @@ def test_a_step_is_that_of_a_plain_policy_gradient(runs):
     mine, theirs = (np.load(r.folder / "export/weights.npz") for r in (runs["one"], plain))
     for name in mine.files:
         np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.long
+def test_a_users_algorithm_takes_memory(tmp_path):
+    run = train(tmp_path, "lstm", memory="lstm", memory_size=16, total_steps=256)
+    assert np.isfinite(run.progress["train/policy_loss"]).all()
+
+
+@dataclasses.dataclass(frozen=True)
+class OfQuantiles(dqn.Config):
+    """DQN's settings, for a network with five quantiles of the return of each action."""
+
+    def make_network(self, precision):
+        from tfrl.networks.actors import QNetwork
+
+        class QuantileNetwork(QNetwork):
+            def outputs(self, weights, observations):
+                quantiles = self.functions["q"](weights["q"], observations)
+                return [tf.reduce_mean(tf.reshape(quantiles, (-1, self.num_actions, 5)), axis=2)]
+
+        return QuantileNetwork(self, precision, dueling=False, epsilon=0.0, each=5)
+
+
+class MeanOfQuantiles(dqn.DQNAgent):
+    settings = OfQuantiles
+
+    def _loss(self, weights, rows):
+        q = self.network.outputs(weights, rows["observation"])[0]
+        target = rows["reward"] + rows["discount"] * q_learning.taken_q(q, rows["action"])
+        return self.td_losses([q_learning.taken_q(q, rows["action"])], tf.stop_gradient(target), rows)
+
+
+def test_a_users_network_makes_values_from_more_outputs(tmp_path):
+    """With one env, NumPy chooses DQN's actions; here it would take an output for an action."""
+    few = {"total_steps": 60, "iteration_steps": 30, "learning_starts": 20, "batch_size": 8, "hidden": (8,)}
+    few |= {"train_every": 8, "exploration_start": 0.0, "exploration_end": 0.0, "eval_episodes": 1}
+    run = tfrl.train(MeanOfQuantiles, env="CartPole-v1", logdir=tmp_path, run_name="r", **few)
+    assert np.load(run.folder / "export/weights.npz")["q/head/kernel"].shape == (8, 10)
+    found = tf.saved_model.load(str(run.folder / "export/policy")).signatures["serving_default"](
+        tf.zeros([3, 4])
+    )
+    assert found["q"].shape == (3, 2) and set(found["action"].numpy()) <= {0, 1}
 
 
 @pytest.fixture

@@ -161,27 +161,40 @@ class QNetwork(Network):
       precision: of the torso, "float32" or "bfloat16".
       dueling: the values are those of `Dueling`.
       epsilon: the share of random actions of `sample`.
+      each: the outputs of the model for each action, side by side. If there are several, such as quantiles,
+        the method `outputs` of a subclass makes the values of them.
 
     Raises:
       ValueError: the zoo cannot build the torso.
     """
 
-    def __init__(self, config: RLSettings, precision: str, *, dueling: bool, epsilon: float) -> None:
+    def __init__(
+        self, config: RLSettings, precision: str, *, dueling: bool, epsilon: float, each: int = 1
+    ) -> None:
         observation_spec, action_spec = registry.specs(config)
         seeds = seeds_of(config.seed, 3)
         torso = torso_of_rows(config, observation_spec, precision, seeds[0])
         self.num_actions, features = action_spec.encoded_size, torso.output_shape[-1]
-        q = Head(self.num_actions, features=features, gain=1.0, seed=seeds[1])(torso.output)
+        q = Head(each * self.num_actions, features=features, gain=1.0, seed=seeds[1])(torso.output)
         if dueling:
             value = Head(1, features=features, gain=1.0, seed=seeds[2], name="value")(torso.output)
             q = Dueling(name="dueling", dtype="float32")(value, q)
         model = keras.Model(torso.input, q, name="q")
         super().__init__(
-            {"q": model}, acting=["q"], observation_spec=observation_spec, action_spec=action_spec
+            {"q": model},
+            acting=["q"],
+            observation_spec=observation_spec,
+            action_spec=action_spec,
+            signature=[tf.TensorSpec([self.num_actions])],
         )
         self.noise_size = 2
-        self._epsilon = epsilon
+        self._epsilon, self._each = epsilon, each
         self._masked = bool(observation_spec.num_actions)
+
+    @property
+    def fits_arrays(self) -> bool:
+        """True if NumPy can compute the values, which must be the model's own outputs."""
+        return self._each == 1 and super().fits_arrays
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """Uniform numbers in [0, 1), float32 [steps, 2].
