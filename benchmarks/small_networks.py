@@ -113,11 +113,11 @@ def _floor(learner: Any) -> Callable[[], None]:
 
 def _calls(learner: Any) -> dict[str, float]:
     """Seconds of an env step's parts, by calls in a loop."""
-    agent, collector = learner.agent, learner.collector
+    agent, collector = learner.agent, learner.envs
     env, spec = collector._groups[0].env, collector.action_spec
     observations = env.observe().observation[None]
     generator = np.random.default_rng(0)
-    noise = np.stack([agent.draw_noise(generator, env.num_envs)])
+    noise = np.stack([agent.network.draw_noise(generator, env.num_envs)])
     actions = spec.uniform(generator, env.num_envs)
 
     def in_tensorflow() -> None:

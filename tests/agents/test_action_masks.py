@@ -21,7 +21,7 @@ from tfrl.networks.distributions import distribution_for
 from tfrl.networks.weights import export
 from tfrl.training.episodic import EpisodicLearner
 from tfrl.training.off_policy import OffPolicyLearner
-from tfrl.training.on_policy import OnPolicyLearner, PrefetchingLearner
+from tfrl.training.on_policy import OnPolicyLearner
 from tfrl.training.phasic import PhasicLearner
 from tfrl.workers.data_parallel import TARGET
 
@@ -35,10 +35,10 @@ SMALL = [*PPO, "--hidden", "8"]
 IMAGE = ["--torso", "linear", "--share-torso"]
 RUNS = {
     "ppo": ("Masked", OnPolicyLearner, SMALL),
-    "ppo of several choices": ("MaskedMany", PrefetchingLearner, [*SMALL, "--lag", "1"]),
+    "ppo of several choices": ("MaskedMany", OnPolicyLearner, [*SMALL, "--lag", "1"]),
     "drac": ("MaskedImage", OnPolicyLearner, [*PPO, *IMAGE]),
     "ppg": ("Masked", PhasicLearner, [*SMALL, "--policy-updates", "2", "--aux-minibatches", "2"]),
-    "impala": ("MaskedDict", PrefetchingLearner, [*ROLLOUT, *IMAGE, "--num-minibatches", "1"]),
+    "impala": ("MaskedDict", OnPolicyLearner, [*ROLLOUT, *IMAGE, "--num-minibatches", "1"]),
     "dqn": ("Masked", OffPolicyLearner, [*REPLAY, "--dueling", "--exploration-steps", "100"]),
     "dqn with a lag": ("Masked", OffPolicyLearner, [*REPLAY, "--lag", "1"]),
     "sac": ("Masked", OffPolicyLearner, REPLAY),
@@ -79,7 +79,7 @@ def test_no_forbidden_action_is_taken_in_training_and_evaluation(name, tmp_path)
     noise = np.stack([learner.draw_noise(g, 40) for g in generators], axis=1)
     for t in range(40):
         shown = env.observe().observation
-        env.act((learner.agent.greedy if t % 2 else learner.agent.sample)(shown, noise[t]))
+        env.act(learner.agent.acting.choose(shown, None if t % 2 else noise[t]))
     learner.close()
 
 

@@ -9,11 +9,11 @@ import tensorflow as tf
 from launching import until
 from learners import Present, prefer
 
-from tfrl.algorithms.acting import ActorCriticBehavior
+from tfrl.algorithms.acting import Actor
 from tfrl.algorithms.impala import Config
 from tfrl.cli.errors import TrainingError
 from tfrl.experience.collector import Collector
-from tfrl.training.on_policy import PrefetchingLearner, env_spec
+from tfrl.training.on_policy import OnPolicyLearner, env_spec
 
 FIELDS = ("observations", "actions", "rewards", "first", "truncated")
 
@@ -30,7 +30,7 @@ def learner():
     made = []
 
     def make(config):
-        made.append(learners.make(config, PrefetchingLearner))
+        made.append(learners.make(config, OnPolicyLearner))
         return made[-1]
 
     yield make
@@ -204,11 +204,11 @@ def test_each_rollout_is_collected_with_weights_that_are_lag_updates_old(learner
     one = learner(config)
     history = run(one, 6)
     collector = Collector(env_spec(config), range(8), replicas=1, num_steps=12)
-    policy = ActorCriticBehavior(config, "float32", at_once=1)
+    actor = Actor(config, collector, "float32", at_once=1)
     for update, (found, metrics, _) in enumerate(history):
-        policy.set_weights(history[max(0, update - lag)][2])
-        noise = policy.draw(update, range(8))
-        expected = collector.collect(policy, noise, lambda t: None)
+        actor.set_weights(history[max(0, update - lag)][2])
+        noise = actor.acting.draw(update, range(8))
+        expected = collector.collect(actor.acting, noise, lambda t: None)
         for name in ("observations", "actions", "first"):
             np.testing.assert_array_equal(found[name], getattr(expected, name)[0], err_msg=name)
         np.testing.assert_array_equal(found["log_prob"], expected.extras["log_prob"][0])
@@ -263,7 +263,7 @@ def test_a_slow_learner_does_not_increase_the_lag(learner):
     run(one, 2)
     rollout = one.collect()  # update 2: rollouts up to 4 are begun
     kept = {name: getattr(rollout, name).copy() for name in FIELDS}
-    begun = one.collector._begun
+    begun = one.envs._begun
     until(lambda: all(ahead.done() for ahead in begun), 60)
     time.sleep(0.5)
     assert len(begun) == 2
@@ -278,14 +278,14 @@ def test_an_error_of_the_envs_ends_the_learner(learner):
     def broken(*_):
         raise ValueError("the env broke")
 
-    one.collector._actor.collector._groups[0].env.act = broken
+    one.envs._actor.collector._groups[0].env.act = broken
     with pytest.raises(ValueError, match="the env broke"):
         run(one, 3)
 
 
 def test_closing_interrupts_a_rollout(learner):
     one = learner(small(num_steps=1200, num_minibatches=1, total_steps=10_000_000))
-    env = one.collector._actor.collector._groups[0].env
+    env = one.envs._actor.collector._groups[0].env
     act = env.act
     env.act = lambda actions: (time.sleep(0.05), act(actions))
     one._prefetch.begin_rollouts(0, one.weights())

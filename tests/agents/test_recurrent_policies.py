@@ -69,7 +69,7 @@ def test_training_uses_the_recurrent_states_of_the_rollout(tmp_path, flags):
     learner = sharpened(make(tmp_path, *VECTORS, *flags, kind=learners.Stepwise))
     with_rewards = "--memory-inputs" in flags
     network = learner.agent.network
-    acting = Memory(8, network.state_size, learner.collector.action_spec if with_rewards else None)
+    acting = Memory(8, network.state_size, learner.envs.action_spec if with_rewards else None)
     for _ in range(4):  # 96 steps: episodes end by their limit of 60 steps, and others before
         weights = {name: tf.constant(v) for name, v in learner.agent.learning.vectors().items()}
         rewards = []

@@ -394,10 +394,11 @@ def test_numpy_acts_as_tensorflow_does(algorithm, env):
     generator = np.random.default_rng(2)
     Slow(agent, generator)  # moves the weights
     observations = generator.normal(size=(200, 4 if algorithm == "dqn" else 3)).astype(np.float32)
-    noise = agent.draw_noise(generator, 200)
-    assert agent.acting.in_arrays
-    ways = [lambda: agent.act(observations, noise, 5000), lambda: agent.sample(observations, noise)]
-    ways.append(lambda: agent.greedy(observations))
+    noise, acting = agent.network.draw_noise(generator, 200), agent.acting
+    rows = acting.draw(5000 // config.iteration_steps, range(200))[0]
+    assert acting.in_arrays and not rows[0, -1]
+    ways = [lambda: acting.explore(observations, rows), lambda: acting.choose(observations, noise)]
+    ways.append(lambda: acting.choose(observations))
     fast = [way() for way in ways]
     agent.acting.in_arrays = False
     slow = [way() for way in ways]
@@ -405,7 +406,7 @@ def test_numpy_acts_as_tensorflow_does(algorithm, env):
     for mine, theirs in zip(fast, slow, strict=True):
         assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
-    alone = np.concatenate([agent.greedy(observations[i : i + 1]) for i in range(200)])
+    alone = np.concatenate([acting.choose(observations[i : i + 1]) for i in range(200)])
     np.testing.assert_array_equal(alone, fast[2])
 
 

@@ -27,12 +27,11 @@ def said(agent, observations, noise):
         *(1, 1, len(observations)),
         observation=ArraySpec(observations.shape[1:], "float32"),
         action=agent.network.distribution.action_spec,
-        extras=agent.extras,
     )
     rollout.observations[:, 0] = observations
     rollout.actions[:, 0], extras = agent.act(observations[None], noise[None])
     for name, values in extras.items():
-        rollout.extras[name][:, 0] = values
+        rollout.extras[name] = values[:, None]
     agent.complete(rollout)
     return rollout.actions[0, 0], {name: array[0, 0] for name, array in rollout.extras.items()}
 
@@ -87,8 +86,8 @@ def test_numpy_acts_as_tensorflow_does(tmp_path, env, activation, share):
     log_probs = policy.log_prob(tf.constant(actions))
     np.testing.assert_allclose(extras["log_prob"], log_probs, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(extras["value"], values, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(agent.sample(observations, noise), actions)
-    np.testing.assert_allclose(agent.greedy(observations), policy.mode(), atol=1e-5)
+    np.testing.assert_array_equal(agent.acting.choose(observations, noise), actions)
+    np.testing.assert_allclose(agent.acting.choose(observations), policy.mode(), atol=1e-5)
     assert actions.dtype == policy.sample(drawn).dtype.as_numpy_dtype
 
 

@@ -19,14 +19,14 @@ def noise_of_a_run(*flags):
     found, first = [], []
     with contextlib.closing(make(config, OffPolicyLearner)) as learner:
 
-        def act(observations, noise, env_steps):
-            found.append(noise[:, 0].copy())
+        def explore(observations, rows):
+            found.append(rows[:, 0].copy())
             return np.zeros((2, 1), np.float32)
 
-        learner.agent.act = act
+        learner.agent.acting.explore = explore
         for iteration in range(1, 2000 // config.iteration_steps):
             first.append(learner.envs.get_state().first)
-            for _, step in learner.envs.steps(iteration, learner.agent, learner.replay):
+            for _, step in learner.envs.steps(iteration, learner.agent.acting):
                 first.append(step.first)
             del first[-1]
     return np.array(found), np.array(first)

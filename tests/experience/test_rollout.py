@@ -14,8 +14,6 @@ STEPS, ENVS = 12, 8
 class Policy:
     """Actions from what is seen and the random number, so that any mix-up shows."""
 
-    extras = {"drawn": (2,), "seen": ()}
-
     def __init__(self, num_actions):
         self.num_actions = num_actions
 
@@ -50,7 +48,7 @@ def plain_loop(env, policy, update):
         rows[-1] = [x.copy() for x in rows[-1]]
         for k, n in enumerate(np.flatnonzero(step.truncated)):
             final[t, int(n)] = step.final_observation[k].copy()
-    names = ("observations", "actions", *policy.extras, "rewards", "first", "truncated")
+    names = ("observations", "actions", "drawn", "seen", "rewards", "first", "truncated")
     rollout = dict(zip(names, map(np.stack, zip(*rows, strict=True)), strict=True))
     last = env.observe().observation[None]
     return rollout | {"observations": np.concatenate([rollout["observations"], last]), "final": final}

@@ -19,7 +19,7 @@ from tfrl.cli.errors import UserError
 from tfrl.config import actors as actors_settings
 from tfrl.experience.collector import Versioned
 from tfrl.training.off_policy import OffPolicyLearner
-from tfrl.training.on_policy import PrefetchingLearner
+from tfrl.training.on_policy import OnPolicyLearner
 
 CATCH = "--env catch --torso linear --precision float32 --num-levels 0 --gamma 0.9 --num-envs 8"
 CATCH += " --num-steps 12 --num-minibatches 2 --lr 1e-2 --total-steps 100_000"
@@ -41,7 +41,7 @@ def parsed(algorithm, *more):
 
 def learner(algorithm, *more):
     config = parsed(algorithm, *more)
-    kind = OffPolicyLearner if algorithm in ("dqn", "sac") else PrefetchingLearner
+    kind = OffPolicyLearner if algorithm in ("dqn", "sac") else OnPolicyLearner
     return contextlib.closing(make(config, kind))
 
 
@@ -148,7 +148,7 @@ def test_a_new_actors_envs_that_cannot_go_on_begin_new_episodes_in_the_replay_to
 def test_running_free_no_rollout_is_older_than_the_limit(node):
     """Also if an actor asks for weights that do not exist yet."""
     with learner("impala", "--actors", 2, "--ray-address", node.address, "--lag", 3, "--free-running") as one:
-        collector, weights = one.collector, one.agent.get_weights()
+        collector, weights = one.envs, one.agent.get_weights()
         collector.offer(Versioned(0, weights))
         collector.begin(5, None)
         threading.Timer(2, collector.offer, [Versioned(2, weights)]).start()

@@ -22,7 +22,7 @@ from benchmarks.process_tree import family, wait_until_gone
 from tfrl import config as settings
 from tfrl.networks.weights import weights_of
 from tfrl.run.checkpoint import CheckpointStore
-from tfrl.training.on_policy import PrefetchingLearner
+from tfrl.training.on_policy import OnPolicyLearner
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="pip install -r requirements-ray.txt"
@@ -94,7 +94,7 @@ def test_learners_on_their_own_ray_stop_together_with_the_weights_of_one(tmp_pat
     wait_until_gone(everyone)
     saved = CheckpointStore(folder / "checkpoints", keep=3).load(pytest.fail)
     config = settings.reader("impala").parse([*CATCH.split(), "--total-steps", str(UPDATE * 1000)])
-    with contextlib.closing(make(config, PrefetchingLearner)) as alone:
+    with contextlib.closing(make(config, OnPolicyLearner)) as alone:
         _, expected = updated(alone, saved.update)
     found = weights_of(saved.learner)
     for name, weight in expected.items():

@@ -31,7 +31,7 @@ def in_env_order(array):
 
 def test_a_run_begins_with_the_weights_and_levels_of_its_seed(small, learner):
     agent = learner(small(seed=3, num_levels=5, start_level=7, replicas=2))
-    specs = {"observation_spec": agent.collector.observation_spec, "action_spec": agent.collector.action_spec}
+    specs = {"observation_spec": agent.envs.observation_spec, "action_spec": agent.envs.action_spec}
     expected = build_actor_critic(**specs, torso="cookbook", share_torso=True, seed=3).initial_arrays()
     found = agent.weights()
     assert set(found) == set(expected)
@@ -48,10 +48,10 @@ def test_actions_are_drawn_by_the_numbers_of_the_update(small, learner):
     agent = learner(small(seed=3))
     agent.session.step = 5
     rollout = agent.collect()
-    draw = distribution_for(agent.collector.action_spec).draw_noise
+    draw = distribution_for(agent.envs.action_spec).draw_noise
     noise = rng.action_noise(3, 5, range(8), 16, draw)
     seen = rollout.observations[0, :-1].reshape(-1, 10, 5, 1)
-    expected = agent.agent.sample(seen, noise.reshape(-1, 1)).reshape(16, 8)
+    expected = agent.agent.acting.choose(seen, noise.reshape(-1, 1)).reshape(16, 8)
     np.testing.assert_array_equal(rollout.actions[0], expected)
     assert np.unique(expected).size == 3
 

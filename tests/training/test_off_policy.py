@@ -151,7 +151,7 @@ def test_a_run_stopped_during_its_first_steps_resumes():
         return contextlib.closing(make(parsed("dqn", *DQN[1:], "--lag", "1"), off_policy.OffPolicyLearner))
 
     with fresh() as one:
-        one.envs._envs.take = stopped
+        one.envs.take = stopped
         with pytest.raises(Stopped):
             one.update()
         state, part = one.get_state()
@@ -230,21 +230,21 @@ def test_a_single_env_acts_with_the_weights_before_the_gradient_steps_under_way(
     flags += ("--num-envs", str(num_envs), "--replay-size", "80", "--lr", "0.1")
     with contextlib.closing(make(parsed("dqn", *flags), off_policy.OffPolicyLearner)) as learner:
         agent, before, acted = learner.agent, [], []
-        begin, act = agent.begin_gradient_steps, agent.act
+        begin, explore = agent.begin_gradient_steps, agent.acting.explore
 
         def noted(prepared):
             before.append(agent.learning.vectors())
             return begin(prepared)
 
-        def checked(observations, *rest):
+        def checked(observations, rows):
             under_way = num_envs == 1 and learner._pending is not None
             weights = before[-1] if under_way else agent.learning.vectors()
             expected = agent.network.array_pass(weights)(observations)
             np.testing.assert_array_equal(agent.acting.array_pass(observations), expected)
             acted.append(len(before) if under_way else 0)
-            return act(observations, *rest)
+            return explore(observations, rows)
 
-        agent.begin_gradient_steps, agent.act = noted, checked
+        agent.begin_gradient_steps, agent.acting.explore = noted, checked
         for first in (0, len(before)):
             learner.update()
             assert learner._pending is None and len(before) > first

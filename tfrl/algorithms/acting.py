@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +11,7 @@ import numpy as np
 
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
-from tfrl.experience import exploration
-from tfrl.experience.collector import BehaviorPolicy
+from tfrl.experience.collector import Collected, Collector, Versioned
 from tfrl.experience.replay import BufferSettings
 from tfrl.experience.rollout import Rollout
 from tfrl.ops.graph import compiled, tf
@@ -35,8 +36,8 @@ class ActingNetwork:
 
     Args:
       network: the network.
+      config: the run's settings.
       read: returns the weight vectors to act with, as tensors.
-      num_envs: training envs, all workers together.
       on_gpu: True if the device is a GPU.
       at_once: parts of a forward pass that CPUs compute at the same time.
 
@@ -45,19 +46,19 @@ class ActingNetwork:
     """
 
     def __init__(
-        self, network: Network, read: Callable[[], Weights], num_envs: int, *, on_gpu: bool, at_once: int
+        self, network: Network, config: RLSettings, read: Callable[[], Weights], *, on_gpu: bool, at_once: int
     ) -> None:
         self.network = network
+        self._config = config
         self._read = read
         self._forward = network.forward_pass(on_gpu=on_gpu, at_once=at_once)
         self.in_arrays = network.fits_arrays
-        self._few_envs = num_envs <= _MOST_ENVS
         self._array_pass: Callable[[np.ndarray], np.ndarray] | None = None
 
     @property
     def acts_in_arrays(self) -> bool:
         """True if NumPy also acts in the training envs."""
-        return self.in_arrays and self._few_envs
+        return self.in_arrays and self._config.num_envs <= _MOST_ENVS
 
     def forget(self) -> None:
         """Drops the cached NumPy weights, because the weights change."""
@@ -84,52 +85,52 @@ class ActingNetwork:
         """The first output of the network, float32 [B, P], computed in NumPy with the present weights."""
         return self.keep()(observations)
 
-    def act(
-        self, observations: np.ndarray, noise: np.ndarray, exploration: np.ndarray | Sequence[np.float32] = ()
-    ) -> np.ndarray:
-        """Actions [B, *shape] of training envs for observations [B, *shape], with noise and `exploration`."""
-        if self.acts_in_arrays:
-            return self.network.act(self.array_pass(observations), noise, *exploration)
-        observations, noise, *further = map(tf.convert_to_tensor, (observations, noise, *exploration))
-        return self._sample(observations, noise, further).numpy()
+    def choose(
+        self, observations: np.ndarray, noise: np.ndarray | None = None, memory: np.ndarray | None = None
+    ) -> Any:
+        """Actions [B, *shape] for observations [B, *shape], for any B.
 
-    def sample(self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None) -> Any:
-        """Actions [B, *shape] for observations [B, *shape], drawn by noise float32 [B, K].
-
-        A recurrent network also takes its memory [B, M], and returns (actions, states [B, S]).
+        They are drawn by noise float32 [B, K]; None gives the most likely actions. A recurrent network also
+        takes its memory [B, M], and returns (actions, states [B, S]).
         """
         if self.in_arrays:
-            return self.network.act(self.array_pass(observations), noise)
-        rows = [observations, noise] if memory is None else [observations, noise, memory]
-        observations, noise, *remembered = map(tf.convert_to_tensor, rows)
-        return tf.nest.map_structure(lambda x: x.numpy(), self._sample(observations, noise, [], *remembered))
+            outputs = self.array_pass(observations)
+            return self.network.act_greedily(outputs) if noise is None else self.network.act(outputs, noise)
+        rows = (None if x is None else tf.convert_to_tensor(x) for x in (observations, noise, memory))
+        return tf.nest.map_structure(lambda x: x.numpy(), self._choose(*rows))
 
     def outputs(self, observations: tf.Tensor, *memory: tf.Tensor) -> Sequence[tf.Tensor]:
         """The network's outputs, [B, ...] each, with the present weights; part of a compiled function."""
         return self._forward(self._read(), observations, *memory)
 
     @compiled(reduce_retracing=True)
-    def _sample(
-        self, observations: tf.Tensor, noise: tf.Tensor, exploration: list[tf.Tensor], *memory: tf.Tensor
+    def _choose(
+        self,
+        observations: tf.Tensor,
+        noise: tf.Tensor | None,
+        memory: tf.Tensor | None,
+        *exploration: tf.Tensor,
     ) -> Any:
-        outputs = self.outputs(observations, *memory)
-        actions = self.network.sample(outputs, noise, *exploration)
-        return (actions, outputs[-1]) if memory else actions
+        outputs = self.outputs(observations, *(() if memory is None else (memory,)))
+        greedy = noise is None
+        actions = (
+            self.network.greedy(outputs) if greedy else self.network.sample(outputs, noise, *exploration)
+        )
+        return actions if memory is None else (actions, outputs[-1])
 
-    def greedy(self, observations: np.ndarray, memory: np.ndarray | None = None) -> Any:
-        """The best actions [B, *shape] for observations [B, *shape]; with memory, a pair like that of
-        `sample`.
-        """
-        if self.in_arrays:
-            return self.network.act_greedily(self.array_pass(observations))
-        rows = [observations] if memory is None else [observations, memory]
-        return tf.nest.map_structure(lambda x: x.numpy(), self._greedy(*map(tf.convert_to_tensor, rows)))
+    def draw(self, number: int, indices: Sequence[int]) -> np.ndarray:
+        """The random numbers of rollout `number` for envs with these global indices, float32 [T, B, K]."""
+        config = self._config
+        return rng.action_noise(config.seed, number, indices, config.steps_per_env, self.network.draw_noise)
 
-    @compiled(reduce_retracing=True)
-    def _greedy(self, observations: tf.Tensor, *memory: tf.Tensor) -> Any:
-        outputs = self.outputs(observations, *memory)
-        actions = self.network.greedy(outputs)
-        return (actions, outputs[-1]) if memory else actions
+    def act(
+        self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Actions [R, B, *shape] of training envs, and the extras; see `tfrl.experience.collector`."""
+        raise NotImplementedError
+
+    def complete(self, rollout: Rollout) -> None:
+        """Adds the extras that are computed for all actions of a rollout at once."""
 
 
 class ActingActorCritic(ActingNetwork):
@@ -137,25 +138,14 @@ class ActingActorCritic(ActingNetwork):
 
     When NumPy acts, a rollout keeps the outputs of the policy. `complete` then adds log-probabilities and
     values of all steps at once, which is faster.
-
-    Attributes:
-      extras: the names of the extras of `act_with_extras`, with their shapes for one env and step.
     """
 
     network: ActorCritic
 
-    def __init__(
-        self, network: ActorCritic, read: Callable[[], Weights], num_envs: int, *, on_gpu: bool, at_once: int
-    ) -> None:
-        super().__init__(network, read, num_envs, on_gpu=on_gpu, at_once=at_once)
-        later: dict[str, tuple[int, ...]] = {"parameters": (network.distribution.parameters_size,)}
-        self.extras = later if self.acts_in_arrays else {"log_prob": (), "value": ()}
-
-    def act_with_extras(
+    def act(
         self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Draws actions [R, B, *shape] for observations [R, B, *shape]; also returns the extras, float32 [R,
-        B, ...].
+        """Actions [R, B, *shape] drawn for observations [R, B, *shape], and the extras, float32 [R, B, ...].
 
         A recurrent network also takes its memory [R, B, M], and its states [R, B, S] are among the extras.
         """
@@ -198,122 +188,120 @@ class ActingActorCritic(ActingNetwork):
         rollout.extras |= {"log_prob": log_probs.reshape(size), "value": values.reshape(size)}
 
 
+class ExploringNetwork(ActingNetwork):
+    """An ActingNetwork that explores, for algorithms with replay."""
+
+    _config: BufferSettings
+
+    def draw(self, number: int, indices: Sequence[int]) -> np.ndarray:
+        """The rows of iteration `number` for envs with these global indices, float32 [T, B, ...].
+
+        A row decides an action without further state. It holds the noise of the action, the values of
+        `config.exploration`, the random action itself, and 1 if the action is random, before
+        --learning-starts. Of masked actions, it holds numbers in [0, 1) instead of the random action.
+        """
+        config, noise = self._config, super().draw(number, indices)
+        observation, action = registry.specs(config)
+        steps, envs = noise.shape[:2]
+        env_steps = number * config.iteration_steps + config.num_envs * np.arange(steps)  # before each step
+        shares = np.array([config.exploration(before) for before in env_steps.tolist()], np.float32)
+        random, actions = env_steps < config.learning_starts, np.zeros((steps, envs, math.prod(action.shape)))
+        for column, i in enumerate(indices if random[0] else ()):
+            generator = rng.generator(config.seed, rng.Use.EXPLORATION, number, i)
+            if observation.num_actions:
+                drawn = generator.random((steps, *action.shape), np.float32)
+            else:
+                drawn = action.uniform(generator, steps)
+            actions[:, column] = drawn.reshape(steps, -1)
+        explored, at_random = (
+            np.broadcast_to(x[:, None], (steps, envs, x.shape[1])) for x in (shares, random[:, None])
+        )
+        return np.concatenate((noise, explored, actions, at_random), axis=2, dtype=np.float32)
+
+    def explore(self, observations: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Exploring actions [B, *shape] for observations [B, *shape], by rows [B, ...] of `draw`."""
+        if rows[0, -1]:
+            observation, action = registry.specs(self._config)
+            drawn = rows[:, -1 - math.prod(action.shape) : -1]
+            allowed = observation.allowed(observations)
+            if allowed is not None:
+                return action.from_uniform(drawn, allowed)
+            # exact, because actions are float32 or small integers
+            return drawn.reshape(-1, *action.shape).astype(action.dtype)
+        width = self.network.noise_size
+        noise = rows[:, :width]
+        exploration = rows[0, width : width + len(self._config.exploration(0))]
+        if self.acts_in_arrays:
+            return self.network.act(self.array_pass(observations), noise, *exploration)
+        observations, noise, *further = map(tf.convert_to_tensor, (observations, noise, *exploration))
+        return self._choose(observations, noise, None, *further).numpy()
+
+    def act(
+        self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Actions [R, B, *shape] for observations [R, B, *shape], by rows [R, B, ...] of `draw`."""
+        actions = self.explore(*(x.reshape(-1, *x.shape[2:]) for x in (observations, noise)))
+        return actions.reshape(*observations.shape[:2], *actions.shape[1:]), {}
+
+
 class Behavior:
-    """A network on one device with its own copy of the weights; a base class for a `BehaviorPolicy` of
-    `tfrl.experience.collector`, and for the policies of finished runs.
+    """A network on one device with its own copy of the weights, for actors and the policies of finished runs.
 
     Args:
       config: the run's settings.
       precision: the precision of the torso, float32 or bfloat16.
       at_once: parts of a forward pass that CPUs compute at the same time.
-    """
 
-    extras: Mapping[str, tuple[int, ...]] = {}
-    _acting_class: type[ActingNetwork] = ActingNetwork
+    Attributes:
+      acting: chooses the actions.
+    """
 
     def __init__(self, config: RLSettings, precision: str, *, at_once: int) -> None:
         gpus = tf.config.list_logical_devices("GPU")
         self._config = config
         self._device = "/gpu:0" if gpus else "/cpu:0"
         with tf.device(self._device):
-            self._network = config.make_network(precision)
-            initial = self._network.initial()
-            self._variables = {
-                name: tf.Variable(initial[name], trainable=False) for name in self._network.acting
-            }
-        self._acting = self._acting_class(
-            self._network, self._weights, config.num_envs, on_gpu=bool(gpus), at_once=at_once
-        )
+            network = config.make_network(precision)
+            initial = network.initial()
+            self._variables = {name: tf.Variable(initial[name], trainable=False) for name in network.acting}
+        kind = ExploringNetwork if isinstance(config, BufferSettings) else ActingActorCritic
+        self.acting: ActingNetwork = kind(network, config, self._read, on_gpu=bool(gpus), at_once=at_once)
 
-    def _weights(self) -> dict[str, tf.Tensor]:
+    def _read(self) -> dict[str, tf.Tensor]:
         return {name: variable.read_value() for name, variable in self._variables.items()}
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Acts with these weights from now on."""
-        vectors = self._network.join(weights)
+        """Acts with these weights, float32 by name, from now on."""
+        vectors = self.acting.network.join(weights)
         for name, variable in self._variables.items():
             variable.assign(vectors[name])
-        self._acting.forget()
+        self.acting.forget()
 
 
-class ActorCriticBehavior(Behavior):
-    """Acts on one device like `PPOAgent`; implements `tfrl.experience.collector.BehaviorPolicy`."""
+class Actor(Behavior):
+    """Collects rollouts. Each depends only on its number, the weights and the rollout before it.
 
-    _acting: ActingActorCritic
-    _acting_class = ActingActorCritic
-
-    def __init__(self, config: RLSettings, precision: str, *, at_once: int) -> None:
-        super().__init__(config, precision, at_once=at_once)
-        self.extras = self._acting.extras
-
-    def draw(self, number: int, indices: Sequence[int]) -> np.ndarray:
-        """The random numbers of rollout `number` for envs with these global indices, float32 [T, B, K]."""
-        config = self._config
-        return rng.action_noise(config.seed, number, indices, config.steps_per_env, self._network.draw_noise)
-
-    def act(
-        self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
-    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Actions [R, B, *shape] drawn for observations [R, B, *shape], and the extras."""
-        with tf.device(self._device):
-            return self._acting.act_with_extras(observations, noise, memory)
-
-    def complete(self, rollout: Rollout) -> None:
-        """Adds log-probabilities and values to a rollout that NumPy collected with the present weights."""
-        self._acting.complete(rollout)
-
-
-class ReplayBehavior(Behavior):
-    """Explores like `ReplayAgent`; implements `tfrl.experience.collector.BehaviorPolicy`.
-
-    A row of `draw` decides an action without further state. It holds the noise of the action, the values of
-    `config.exploration`, and the action itself if it is random.
+    Args:
+      collector: the envs.
+      config, precision, at_once: those of `Behavior`.
     """
 
-    _config: BufferSettings
-
-    def __init__(self, config: BufferSettings, precision: str, *, at_once: int) -> None:
+    def __init__(self, config: RLSettings, collector: Collector, precision: str, *, at_once: int) -> None:
         super().__init__(config, precision, at_once=at_once)
-        self._spec = registry.specs(config)[1]
+        self.collector = collector
+        self._ended: float | None = None  # the end time of the last rollout
 
-    def draw(self, number: int, indices: Sequence[int]) -> np.ndarray:
-        """The rows of round `number` for envs with these global indices, float32 [T, B, ...]."""
-        config = self._config
-        draw = self._network.draw_noise
-        noise = rng.action_noise(config.seed, number, indices, config.steps_per_env, draw)
-        steps, envs = noise.shape[:2]
-        shares = [config.exploration(exploration.env_steps(config, number, t)) for t in range(steps)]
-        explored = np.broadcast_to(np.array(shares, np.float32)[:, None], (steps, envs, len(shares[0])))
-        actions = exploration.first_actions(config, number, indices)
-        actions = np.zeros((steps, envs, *self._spec.shape)) if actions is None else actions
-        random = np.array([exploration.is_random(config, number, t) for t in range(steps)])
-        at_random = np.broadcast_to(random[:, None, None], (steps, envs, 1))
-        parts = (noise, explored, actions.reshape(steps, envs, -1), at_random)
-        return np.concatenate(parts, axis=2, dtype=np.float32)
-
-    def act(
-        self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
-    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Actions [R, B, *shape] for observations [R, B, *shape], by rows [R, B, ...] of `draw`."""
-        size, rows = observations.shape[:2], noise.reshape(-1, noise.shape[-1])
-        observations = observations.reshape(-1, *observations.shape[2:])
-        if rows[0, -1]:  # exact, because actions are float32 or small integers
-            action_size = int(np.prod(self._spec.shape))
-            drawn = rows[:, -1 - action_size : -1]
-            actions = exploration.allowed_actions(self._config, drawn, observations).astype(self._spec.dtype)
-            return actions.reshape(*size, *self._spec.shape), {}
-        width = self._network.noise_size
-        further = len(self._config.exploration(0))
+    def collect(
+        self, number: int, weights: Versioned, on_step: Callable[[int], None] = lambda t: None
+    ) -> Collected:
+        """Collects rollout `number` with `weights`; `on_step` gets the number of finished steps."""
+        began = time.perf_counter()
+        idle = 0.0 if self._ended is None else began - self._ended
+        self.set_weights(weights.weights)
+        noise = self.acting.draw(number, self.collector.indices)
         with tf.device(self._device):
-            actions = self._acting.act(observations, rows[:, :width], rows[0, width : width + further])
-        return actions.reshape(*size, *actions.shape[1:]), {}
-
-    def complete(self, rollout: Rollout) -> None:
-        """Does nothing, because there are no extras."""
-
-
-def of_settings(config: RLSettings, precision: str, *, at_once: int) -> BehaviorPolicy:
-    """Makes the policy of a run's actors; the arguments are those of `ActorCriticBehavior`."""
-    if isinstance(config, BufferSettings):
-        return ReplayBehavior(config, precision, at_once=at_once)
-    return ActorCriticBehavior(config, precision, at_once=at_once)
+            rollout = self.collector.collect(self.acting, noise, on_step)
+        rollout.idle_seconds, rollout.version = idle, float(weights.version)
+        after = self.collector.get_state()
+        self._ended = time.perf_counter()
+        return Collected(rollout, after)

@@ -101,9 +101,6 @@ class ActorCriticAgent(Agent):
     Args:
       config: the settings.
       runtime: the strategy and this worker's place in it.
-
-    Attributes:
-      extras: the names of the further results of `act`, with their shapes for one env and step.
     """
 
     _config: RolloutSettings
@@ -121,9 +118,8 @@ class ActorCriticAgent(Agent):
         part_rows = parts.VALUE_ROWS if config.has_one_topology else None
         self._value_pass = self.network.value_pass(on_gpu=on_gpu, at_once=at_once, part_rows=part_rows)
         self.acting = ActingActorCritic(
-            self.network, self._acting_weights, config.num_envs, on_gpu=on_gpu, at_once=at_once
+            self.network, config, self._acting_weights, on_gpu=on_gpu, at_once=at_once
         )
-        self.extras = self.acting.extras
 
     def make_steps(self) -> dict[str, GradientStep]:
         """The gradient steps of the algorithm, by name."""
@@ -176,7 +172,7 @@ class ActorCriticAgent(Agent):
         A recurrent network also takes its memory [R, B, M], and its states [R, B, S] are among the extras.
         """
         if self.acting.acts_in_arrays:
-            return self.acting.act_with_extras(observations, noise)
+            return self.acting.act(observations, noise)
         rows = (observations, noise) if memory is None else (observations, noise, memory)
         results = self._act(*map(self._runtime.per_replica, rows))
         actions, *further = (np.stack(self._runtime.local_results(r)) for r in results)

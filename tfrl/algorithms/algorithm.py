@@ -69,25 +69,6 @@ class Agent:
         """The entries of results.json that only this algorithm has: JSON values by name."""
         return {}
 
-    # Acting
-
-    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The random numbers for T actions of one env, float32 [T, K]."""
-        return self.network.draw_noise(generator, steps)
-
-    def sample(self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None) -> Any:
-        """Actions [B, *shape] for observations [B, *shape], drawn by noise [B, K], on one device, for any B.
-
-        A recurrent network also takes its memory [B, M], and returns (actions, states [B, S]).
-        """
-        return self.acting.sample(observations, noise, memory)
-
-    def greedy(
-        self, observations: np.ndarray, noise: np.ndarray | None = None, memory: np.ndarray | None = None
-    ) -> Any:
-        """The most likely actions [B, *shape]; ignores `noise`. With memory, a pair like that of `sample`."""
-        return self.acting.greedy(observations, memory)
-
     # State
 
     def begin(self) -> None:

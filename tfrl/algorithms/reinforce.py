@@ -193,8 +193,8 @@ class ReinforceAgent(Agent):
         self.learning = DataParallel(runtime, self.network.initial(), {"update": step}, compiled=compiled)
         self.acting = ActingNetwork(
             self.network,
+            config,
             self.learning.weights,
-            config.num_envs,
             on_gpu=runtime.uses_gpu,
             at_once=runtime.parts_at_once,
         )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from tfrl.algorithms.acting import ActingNetwork
+from tfrl.algorithms.acting import ExploringNetwork
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import flag
@@ -301,6 +301,7 @@ class ReplayAgent(Agent):
     """
 
     _config: ReplaySettings
+    acting: ExploringNetwork
     update_noise = 0
     target_networks: tuple[str, ...] = ()
     target_every = 1
@@ -318,10 +319,10 @@ class ReplayAgent(Agent):
             tau=config.tau,
             compiled=on_gpu or config.torso == "mlp",
         )
-        self.acting = ActingNetwork(
+        self.acting = ExploringNetwork(
             self.network,
+            config,
             lambda: self.learning.weights(self.network.acting),
-            config.num_envs,
             on_gpu=on_gpu,
             at_once=runtime.parts_at_once * runtime.local_replicas,
         )
@@ -395,15 +396,6 @@ class ReplayAgent(Agent):
         joined = self.network.join(weights_of(state))
         targets = {f"agent/{TARGET}{name}": joined[name] for name in self.target_networks}
         super().begin_with({**targets, **state})
-
-    # Acting
-
-    def act(self, observations: np.ndarray, noise: np.ndarray, env_steps: int) -> np.ndarray:
-        """Exploring actions [B, *shape] for observations [B, *shape]; noise [B, K] decides the random part.
-
-        `env_steps` decides the amount of exploration.
-        """
-        return self.acting.act(observations, noise, self._config.exploration(env_steps))
 
     # Learning
 

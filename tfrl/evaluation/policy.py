@@ -197,11 +197,11 @@ class Policy(Behavior):
         wanted = config.precision if precision == "run" else precision
         self.precision = resolve_precision(wanted, small=config.small_network)
         super().__init__(config, self.precision, at_once=parts.cores())
-        self.draw_noise = self._network.draw_noise
+        self.draw_noise = self.acting.network.draw_noise
         self._greedy = greedy
         self.probabilities: Callable[[np.ndarray], np.ndarray] | None = None
-        if self._network.has_probabilities and self.memory(1) is None:
-            of_rows = graph(lambda o: self._network.probabilities(self._acting.outputs(o)))
+        if self.acting.network.has_probabilities and self.memory(1) is None:
+            of_rows = graph(lambda o: self.acting.network.probabilities(self.acting.outputs(o)))
             self.probabilities = lambda observations: of_rows(tf.convert_to_tensor(observations)).numpy()
         self.set_weights(source.weights)
 
@@ -222,6 +222,4 @@ class Policy(Behavior):
         A recurrent policy also takes its memory [B, M], and returns a pair: actions, and states [B, S].
         """
         with tf.device(self._device):
-            if self._greedy:
-                return self._acting.greedy(observations, *memory)
-            return self._acting.sample(observations, noise, *memory)
+            return self.acting.choose(observations, None if self._greedy else noise, *memory)

@@ -1,5 +1,4 @@
-"""Classes that step envs: a `Collector` fills rollouts, an `EnvActor` collects with given weights, and an
-`Observer` gets its actions from outside.
+"""Classes that step envs: a `Collector` fills rollouts, and an `Observer` gets its actions from outside.
 
 This file does not import TensorFlow, so a process that only steps envs starts quickly.
 """
@@ -24,10 +23,6 @@ from tfrl.experience.rollout import Rollout
 class ActingPolicy(Protocol):
     """The part of an agent that a collector needs."""
 
-    @property
-    def extras(self) -> Mapping[str, tuple[int, ...]]:
-        """The names of the further results of `act`, with their shapes for one env and step."""
-
     def act(
         self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -39,7 +34,8 @@ class ActingPolicy(Protocol):
           memory: float32 [R, B, M], only for a recurrent policy.
 
         Returns:
-          Actions [R, B, *shape] of the action spec's dtype, and the extras, float32 [R, B, ...].
+          Actions [R, B, *shape] of the action spec's dtype, and further results by name, the extras, float32
+          [R, B, ...].
 
         A recurrent policy adds its `state` [R, B, S] to the extras. The next call does not change these
         arrays.
@@ -106,7 +102,11 @@ class _Group:
         """Stores all steps at once, which is faster than one by one for small envs."""
         actions, extras = zip(*self.acted, strict=True)
         pairs = [(rollout.actions, actions)]
-        pairs += [(rollout.extras[name], [step[name] for step in extras]) for name in extras[0]]
+        for name, values in extras[0].items():
+            if name not in rollout.extras:
+                size = (*rollout.rewards.shape, *values.shape[2:])
+                rollout.extras[name] = np.zeros(size, np.float32)
+            pairs.append((rollout.extras[name], [step[name] for step in extras]))
         outcomes = zip(*self.outcomes, strict=True)
         pairs += zip((rollout.rewards, rollout.first, rollout.truncated), outcomes, strict=True)
         for array, steps in pairs:  # [R, T, envs of all groups, ...], and T of [R, B, ...] or [R * B, ...]
@@ -158,14 +158,13 @@ class Collector:
         self._most = rollouts
         self._size = (replicas, num_steps, each)
 
-    def _buffers(self, policy: ActingPolicy) -> Rollout:
+    def _buffers(self) -> Rollout:
         if len(self._rollouts) < self._most:
             remembered = self._groups[0].memory
             rollout = Rollout.empty(
                 *self._size,
                 observation=self.observation_spec,
                 action=self.action_spec,
-                extras=policy.extras,
                 memory=0 if remembered is None else remembered.values.shape[1],
             )
         else:
@@ -183,7 +182,7 @@ class Collector:
           on_step: called with the number of finished steps.
         """
         replicas, num_steps, each = self._size
-        rollout = self._buffers(policy)
+        rollout = self._buffers()
         start, rollout.env_wait_seconds = time.perf_counter(), 0.0
         noise = noise.reshape(num_steps, replicas, each, -1)
         for group in self._groups:
@@ -271,49 +270,11 @@ class Versioned(NamedTuple):
     weights: Weights
 
 
-class BehaviorPolicy(ActingPolicy, Protocol):
-    """A policy that acts with weights from a learner."""
-
-    def set_weights(self, weights: Weights) -> None:
-        """Acts with these weights, float32 by name, from now on."""
-
-    def draw(self, number: int, indices: Sequence[int]) -> np.ndarray:
-        """The random numbers of rollout `number` for envs with these global indices, float32 [T, B, K]."""
-
-
 class Collected(NamedTuple):
     """A rollout [1, T, N] of N envs, and their states after it."""
 
     rollout: Rollout
     after: EnvStates
-
-
-class EnvActor:
-    """Collects rollouts. Each depends only on its number, the weights and the previous rollout.
-
-    Args:
-      collector: the envs.
-      policy: gives actions.
-    """
-
-    def __init__(self, collector: Collector, policy: BehaviorPolicy) -> None:
-        self.collector = collector
-        self._policy = policy
-        self._ended: float | None = None  # the end time of the last rollout
-
-    def collect(
-        self, number: int, weights: Versioned, on_step: Callable[[int], None] = lambda t: None
-    ) -> Collected:
-        """Collects rollout `number` with `weights`; `on_step` gets the number of finished steps."""
-        began = time.perf_counter()
-        idle = 0.0 if self._ended is None else began - self._ended
-        self._policy.set_weights(weights.weights)
-        noise = self._policy.draw(number, self.collector.indices)
-        rollout = self.collector.collect(self._policy, noise, on_step)
-        rollout.idle_seconds, rollout.version = idle, float(weights.version)
-        after = self.collector.get_state()
-        self._ended = time.perf_counter()
-        return Collected(rollout, after)
 
 
 class Seen(NamedTuple):

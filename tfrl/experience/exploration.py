@@ -1,4 +1,4 @@
-"""Exploration of algorithms with replay: random numbers by (seed, iteration, env), and correlated noise."""
+"""Exploration with noise that is correlated in time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import numpy as np
 
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSettings
-from tfrl.experience.replay import BufferSettings
-from tfrl.run import rng
 
 _MARK = b"\0noise\0"  # no state of an env begins with this byte string
 
@@ -69,35 +67,3 @@ def correlated_noise(config: EnvSettings, envs: int) -> CorrelatedNoise | None:
     if not correlation:
         return None
     return CorrelatedNoise(correlation, envs, math.prod(registry.specs(config)[1].shape))
-
-
-def first_actions(config: BufferSettings, iteration: int, indices: Sequence[int]) -> np.ndarray | None:
-    """Random actions of the steps before --learning-starts, [T, B, *shape]; None after --learning-starts.
-
-    For masked actions, these are numbers in [0, 1), which `allowed_actions` turns into actions.
-    """
-    if iteration * config.iteration_steps >= config.learning_starts:
-        return None
-    observation, action = registry.specs(config)
-    generators = (rng.generator(config.seed, rng.Use.EXPLORATION, iteration, i) for i in indices)
-    if observation.num_actions:
-        shape = (config.steps_per_env, *action.shape)
-        return np.stack([g.random(shape, np.float32) for g in generators], axis=1)
-    return np.stack([action.uniform(g, config.steps_per_env) for g in generators], axis=1)
-
-
-def allowed_actions(config: EnvSettings, drawn: np.ndarray, observations: np.ndarray) -> np.ndarray:
-    """The random actions [B, *shape] of one step of `first_actions`, for observations [B, *shape]."""
-    observation, action = registry.specs(config)
-    allowed = observation.allowed(observations)
-    return drawn if allowed is None else action.from_uniform(drawn.reshape(len(drawn), -1), allowed)
-
-
-def is_random(config: BufferSettings, iteration: int, t: int) -> bool:
-    """True if step `t` of an iteration is before --learning-starts."""
-    return env_steps(config, iteration, t) < config.learning_starts
-
-
-def env_steps(config: BufferSettings, iteration: int, t: int) -> int:
-    """Env steps, all workers together, before step `t` of an iteration."""
-    return iteration * config.iteration_steps + t * config.num_envs

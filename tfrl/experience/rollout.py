@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,15 +57,14 @@ class Rollout:
         *,
         observation: ArraySpec,
         action: ActionSpec,
-        extras: Mapping[str, tuple[int, ...]],
         memory: int = 0,
     ) -> Rollout:
-        """Empty buffers. `extras` are float32, with these shapes for one env and step; `memory` is M."""
+        """Empty buffers, without extras; `memory` is M."""
         size = (replicas, steps, envs_each)
         return cls(
             observations=_aligned((replicas, steps + 1, envs_each, *observation.shape), observation.dtype),
             actions=np.zeros((*size, *action.shape), action.dtype),
-            extras={name: np.zeros((*size, *shape), np.float32) for name, shape in extras.items()},
+            extras={},
             rewards=np.zeros(size, np.float32),
             first=np.zeros(size, bool),
             truncated=np.zeros(size, bool),

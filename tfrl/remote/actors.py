@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfrl.algorithms import acting
+from tfrl.algorithms.acting import Actor
 from tfrl.config import actors as actors_settings
 from tfrl.config.actors import LEARNER, DistributedSettings
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience import exploration, memory
-from tfrl.experience.collector import Collected, Collector, EnvActor, Versioned
+from tfrl.experience.collector import Collected, Collector, Versioned
 from tfrl.experience.rollout import Rollout
 from tfrl.ops.graph import tf
 from tfrl.remote.cluster import Cluster, ray, serve_driver, store_bytes
@@ -31,7 +31,7 @@ _OFFERS = "offers"  # the threads of an actor that take the newest weights while
 
 
 class RemoteActor:
-    """An `EnvActor` in a process of its own, on Ray.
+    """An `Actor` in a process of its own, on Ray.
 
     Args:
       config: the run's settings.
@@ -54,7 +54,7 @@ class RemoteActor:
         collector = Collector(
             spec, indices, replicas=1, num_steps=steps, correlated=correlated, memory=remembered
         )
-        self._actor = EnvActor(collector, acting.of_settings(config, precision, at_once=threads))
+        self._actor = Actor(config, collector, precision, at_once=threads)
         self._lag = config.lag or 0
         self._newest, self._offered = Versioned(-1, {}), threading.Condition()
 
@@ -155,9 +155,10 @@ class RayCollector(SupervisedActors):
                 *self._size,
                 observation=self.observation_spec,
                 action=self.action_spec,
-                extras={name: array.shape[3:] for name, array in collected[0].extras.items()},
                 memory=0 if remembered is None else remembered.shape[-1],
             )
+            for name, array in collected[0].extras.items():
+                self._rollout.extras[name] = np.zeros((*self._size, *array.shape[3:]), np.float32)
         _join(collected, self._rollout)
         return self._rollout
 

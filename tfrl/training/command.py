@@ -113,10 +113,10 @@ def of_algorithm(algorithm: str | type) -> Command:
 
 def learner_class(config: RLSettings) -> Callable[[Any, Session, MakeAgent], EnvLearner]:
     """The learner of a run, by its algorithm and its settings. Imports TensorFlow."""
-    from tfrl.algorithms import impala, ppg, reinforce
+    from tfrl.algorithms import ppg, reinforce
     from tfrl.training.episodic import EpisodicLearner
     from tfrl.training.off_policy import OffPolicyLearner
-    from tfrl.training.on_policy import OnPolicyLearner, PrefetchingLearner
+    from tfrl.training.on_policy import OnPolicyLearner
     from tfrl.training.phasic import PhasicLearner
 
     if isinstance(config, replay.BufferSettings):
@@ -125,8 +125,6 @@ def learner_class(config: RLSettings) -> Callable[[Any, Session, MakeAgent], Env
         return EpisodicLearner
     if isinstance(config, ppg.Config):
         return PhasicLearner
-    if isinstance(config, impala.Config) or config.is_ahead:
-        return PrefetchingLearner
     return OnPolicyLearner
 
 

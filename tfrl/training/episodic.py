@@ -16,7 +16,7 @@ from tfrl.experience.rollout import EpisodeBatch
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.session import Session
-from tfrl.training.learner import EnvLearner, Envs, MakeAgent, env_spec, pack_envs, under, with_prefix
+from tfrl.training.learner import EnvLearner, Envs, MakeAgent, env_spec
 
 _DRAWN_AT_ONCE = 64  # steps for which an env's random numbers are drawn at once
 _COLLECTING = 0.9  # share of an update's time, for the progress line
@@ -45,6 +45,7 @@ class EpisodicLearner(EnvLearner):
 
     _config: Config
     agent: ReinforceAgent
+    envs: Observers
     time_columns = (
         *("time/env_steps_per_second", "time/rollout_seconds", "time/update_seconds"),
         "time/observer_wait_fraction",
@@ -52,7 +53,7 @@ class EpisodicLearner(EnvLearner):
 
     def __init__(self, config: Config, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
-        self.observers = self._make_observers()
+        self.envs = self._make_observers()
         self._steps_done = 0
         self._waited = 0.0  # seconds of the present update, for observers
 
@@ -83,9 +84,8 @@ class EpisodicLearner(EnvLearner):
             raise TrainingError(f"update {session.step + 1}: {error}; {session.kept()}") from None
         totals = episodes.rewards.sum(axis=0, dtype=np.float64), episodes.playing.sum(axis=0)
         self._episodes.add_one_each(*totals, episodes.ended)
-        seconds = time.perf_counter() - began
-        session.watchdog.measured(seconds)
-        session.step, session.seconds = session.step + 1, session.seconds + seconds
+        seconds = self._count(began)
+        session.step += 1
         self._steps_done += episodes.env_steps
         metrics |= self.episode_metrics()
         metrics |= {
@@ -103,10 +103,10 @@ class EpisodicLearner(EnvLearner):
         playing, ended = np.ones(config.num_envs, bool), np.zeros(config.num_envs, bool)
         steps, count, self._waited = [], 0, 0.0
         for noise in self._noise():
-            shown = self.observers.observation
+            shown = self.envs.observation
             actions, log_probs = self.agent.act(shown, noise)
             began = time.perf_counter()
-            seen = self.observers.step(actions, playing)
+            seen = self.envs.step(actions, playing)
             self._waited += time.perf_counter() - began
             steps.append((shown, actions, noise, log_probs, seen.reward, playing))
             count += int(playing.sum())
@@ -115,7 +115,7 @@ class EpisodicLearner(EnvLearner):
             playing = playing & ~seen.ended
             if not playing.any():
                 break
-        self.observers.settle()
+        self.envs.settle()
         shown, actions, noise, log_probs, rewards, played = (
             np.stack(arrays) for arrays in zip(*steps, strict=True)
         )
@@ -129,16 +129,12 @@ class EpisodicLearner(EnvLearner):
             drawn = np.stack([self.agent.draw_training_noise(g, _DRAWN_AT_ONCE) for g in generators], axis=1)
             yield from drawn[: config.max_steps - begin]
 
-    def close(self) -> None:
-        """Stops the envs, and their processes."""
-        self.observers.close()
-
     # State
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """The state of the agent, the episodes and the envs."""
-        state = self.agent.get_state() | with_prefix("episodes/", self._episodes.get_state())
-        return state | {"env_steps": np.array(self._steps_done)}, pack_envs(self.observers)
+        state, part = super().get_state()
+        return state | {"env_steps": np.array(self._steps_done)}, part
 
     def set_state(
         self,
@@ -147,7 +143,5 @@ class EpisodicLearner(EnvLearner):
         shards: Sequence[CheckpointShard] = (),
     ) -> None:
         """Restores the result of `get_state`. Raises UserError like `Learner.set_state`."""
-        self._set_agent(state)
-        self._episodes.set_state(under("episodes/", state))
         self._steps_done = int(state["env_steps"])
-        self._restore_envs(self.observers, parts)
+        super().set_state(state, parts, shards)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ from tfrl.experience.memory import Memory
 from tfrl.experience.normalize import EpisodeStatistics
 from tfrl.networks.weights import export
 from tfrl.run import results
-from tfrl.run.checkpoint import pack_bytes, unpack_bytes
+from tfrl.run.checkpoint import CheckpointShard, pack_bytes, unpack_bytes
 from tfrl.run.loop import Conclusion, Learner
 from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
 from tfrl.run.session import Session
@@ -54,7 +55,7 @@ class Envs(Protocol):
 class EnvLearner(Learner):
     """Envs, an agent that learns from them, and their state. All workers make the same calls.
 
-    A subclass adds `update`, `get_state`, `set_state`, `close` and its `time_columns`.
+    A subclass adds `envs`, `update` and its `time_columns`, and extends `get_state` and `set_state`.
 
     Args:
       config: the settings.
@@ -63,11 +64,13 @@ class EnvLearner(Learner):
 
     Attributes:
       agent: the agent.
+      envs: this worker's envs.
       time_columns: the metrics of `update` that do not come from the agent, in the order of progress.csv.
     """
 
     _config: RLSettings
     agent: Agent
+    envs: Envs
     time_columns: tuple[str, ...]
 
     def __init__(self, config: RLSettings, session: Session, make_agent: MakeAgent) -> None:
@@ -103,6 +106,13 @@ class EnvLearner(Learner):
         """
         self.agent.begin_with(state)
 
+    def _count(self, began: float) -> float:
+        """Counts the seconds of an update, or a part of it, that began at `began`; returns them."""
+        seconds = time.perf_counter() - began
+        self._session.watchdog.measured(seconds)
+        self._session.seconds += seconds
+        return seconds
+
     # Evaluation
 
     def is_evaluation_due(self, before: tuple[int, int]) -> bool:
@@ -119,8 +129,9 @@ class EnvLearner(Learner):
         A recurrent policy also takes its memory [B, M], and returns (actions, states [B, S]).
         """
         self._session.watchdog.beat()
-        choose: Callable[..., Any] = self.agent.greedy if self._config.eval_greedy else self.agent.sample
-        return choose(observations, noise, *remembered)
+        return self.agent.acting.choose(
+            observations, None if self._config.eval_greedy else noise, *remembered
+        )
 
     def memory(self, envs: int) -> Memory | None:
         """The memory of `num_envs` evaluation envs; None if the policy is not recurrent."""
@@ -128,7 +139,7 @@ class EnvLearner(Learner):
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The random numbers for the actions of one evaluation env, float32 [steps, K]."""
-        return self.agent.draw_noise(generator, steps)
+        return self.agent.network.draw_noise(generator, steps)
 
     def weights(self) -> dict[str, np.ndarray]:
         """The agent's weights by name."""
@@ -236,8 +247,21 @@ class EnvLearner(Learner):
 
     # State
 
-    def _set_agent(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restores the agent. Raises UserError if the arrays belong to another network."""
+    def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The arrays that are equal on all workers, and this worker's envs."""
+        state = self.agent.get_state() | with_prefix("episodes/", self._episodes.get_state())
+        return state, pack_envs(self.envs)
+
+    def set_state(
+        self,
+        state: Mapping[str, np.ndarray],
+        parts: Sequence[Mapping[str, np.ndarray]],
+        shards: Sequence[CheckpointShard] = (),
+    ) -> None:
+        """Restores the results of `get_state` of all workers. Raises UserError like `Learner.set_state`.
+
+        A subclass restores its own running sums of the episodes before.
+        """
         try:
             self.agent.set_state(state)
         except (ValueError, KeyError):
@@ -245,13 +269,14 @@ class EnvLearner(Learner):
                 f"the checkpoints in {self._config.run_dir} belong to another network; choose another "
                 "--run-name."
             ) from None
+        self._episodes.set_state(under("episodes/", state))
+        self._restore_envs(self.envs, parts)
 
     def _restore_envs(self, envs: Envs, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Restores the envs from `pack_envs` of all workers, also of another number of workers.
 
-        Call it after the running sums of the episodes are restored. Envs without exact state begin new
-        episodes, whose sums are dropped, and the chief prints a warning. Raises UserError on all workers if
-        other envs show other observations than those saved.
+        Envs without exact state begin new episodes, whose sums are dropped, and the chief prints a warning.
+        Raises UserError on all workers if other envs show other observations than those saved.
         """
         states: dict[int, bytes] = {}
         for part in parts:
@@ -279,6 +304,10 @@ class EnvLearner(Learner):
         self._episodes.forget(envs)
 
     # The end
+
+    def close(self) -> None:
+        """Stops the envs, and their threads and processes."""
+        self.envs.close()
 
     def export(self, folder: Path) -> None:
         """Writes the weights and the policy with `tfrl.networks.weights.export`."""

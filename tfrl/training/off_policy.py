@@ -9,26 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from tfrl.algorithms.acting import ExploringNetwork
 from tfrl.algorithms.replay import PendingSteps, Prepared, ReplayAgent, ReplaySettings
 from tfrl.envs import registry
-from tfrl.envs.spec import Step, VecEnv
+from tfrl.envs.spec import Step
 from tfrl.experience import exploration
 from tfrl.experience.collector import Collector, EnvStates
 from tfrl.experience.replay import ReplayBuffer
-from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.session import Session
-from tfrl.training.learner import (
-    EnvLearner,
-    MakeAgent,
-    env_spec,
-    pack_envs,
-    shown_envs,
-    under,
-    with_prefix,
-)
-from tfrl.training.prefetch import COLUMNS, Prefetch, PrefetchCollector, make_prefetch_collector
+from tfrl.training.learner import EnvLearner, MakeAgent, env_spec, shown_envs, under, with_prefix
+from tfrl.training.prefetch import COLUMNS, PrefetchCollector, make_prefetch
 
 _COLUMNS = (
     *("replay/size", "time/env_steps_per_second", "time/updates_per_second", "time/rollout_seconds"),
@@ -47,11 +39,22 @@ class OffPolicyLearner(EnvLearner):
 
     _config: ReplaySettings
     agent: ReplayAgent
+    envs: SyncEnvs | PrefetchCollector
 
     def __init__(self, config: ReplaySettings, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
-        self.envs: EnvSource = (PrefetchedEnvs if config.is_ahead else SyncEnvs)(config, session)
-        self.time_columns = (*_COLUMNS, *self.envs.columns)
+        make = functools.partial(
+            Collector,
+            env_spec(config),
+            session.runtime.local_envs(config.num_envs),
+            replicas=1,
+            num_steps=config.steps_per_env,
+            rollouts=config.rollouts_held,
+            correlated=functools.partial(exploration.correlated_noise, config),
+        )
+        self._prefetch = make_prefetch(config, session, replicas=1, make=make)
+        self.envs = SyncEnvs(config, session) if self._prefetch is None else self._prefetch.collector
+        self.time_columns = (*_COLUMNS, *(COLUMNS if self._prefetch else ()))
         observation, action = registry.specs(config)
         self.replay = ReplayBuffer(
             self.envs.indices,
@@ -84,7 +87,7 @@ class OffPolicyLearner(EnvLearner):
         rewards = np.zeros((config.steps_per_env, len(self.envs.indices)), np.float32)
         first = np.zeros(rewards.shape, bool)
         with self.agent.learning_in_background():
-            steps = self.envs.steps(session.step, self.agent, replay)
+            steps = self._steps()
             for t in range(config.steps_per_env):
                 env_steps += config.num_envs  # after this step
                 learns = env_steps % config.train_every < config.num_envs
@@ -101,14 +104,28 @@ class OffPolicyLearner(EnvLearner):
             self._finish_learning()
         played = self._runtime.gather_envs(np.stack([rewards, first.astype(np.float32)]))
         self._episodes.add(played[0], played[1].astype(bool))
-        seconds = time.perf_counter() - began
-        session.watchdog.measured(seconds)
-        session.step, session.seconds = session.step + 1, session.seconds + seconds
-        return self._metrics(seconds, self._gradient_steps - before)
+        session.step += 1
+        return self._metrics(self._count(began), self._gradient_steps - before)
+
+    def _steps(self) -> Iterator[tuple[np.ndarray, Step]]:
+        """Shows the present observations to the replay; returns an iterator over the iteration's env steps.
+
+        The iterator chooses actions [B, *shape], takes the env step, and yields both. Prefetched steps were
+        taken with older weights; the next ones are requested.
+        """
+        if self._prefetch is None:
+            envs: SyncEnvs = self.envs  # type: ignore[assignment]  # without a prefetch
+            self.replay.show(envs.observe())
+            return envs.steps(self._session.step, self.agent.acting)
+        self._rollout = self._prefetch.take(self._session.step, self.agent.get_weights())
+        at = self._prefetch.collector.began
+        order = [at.indices.index(i) for i in self.envs.indices]
+        self.replay.resume_round(at.observations[order], at.first[order])
+        return self._rollout.steps()
 
     def _metrics(self, seconds: float, gradient_steps: int) -> dict[str, float]:
         """The metrics of an iteration that took `seconds` and so many gradient steps."""
-        config, session = self._config, self._session
+        config = self._config
         metrics = {name: value / gradient_steps for name, value in self._sums.items()}
         metrics |= self.agent.progress(self.steps_done) | self.episode_metrics()
         metrics |= {
@@ -119,7 +136,9 @@ class OffPolicyLearner(EnvLearner):
             "time/update_seconds": self._clock["learning"],
             "time/replay_seconds": self._clock["replay"],
         }
-        return metrics | self.envs.metrics(session.step - 1, seconds)
+        if self._prefetch is not None:
+            metrics |= self._prefetch.metrics(self._session.step - 1, self._rollout, seconds)
+        return metrics
 
     def _begin_learning(self, env_steps: int) -> None:
         """Starts the gradient steps that are due after so many env steps; waits for all but the last call."""
@@ -185,10 +204,11 @@ class OffPolicyLearner(EnvLearner):
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """The arrays that are equal on all workers; this worker's envs and replay, without the shards."""
-        state = self.agent.get_state() | with_prefix("episodes/", self._episodes.get_state())
-        state |= self.envs.get_weights(self._session.step)
+        state, part = super().get_state()
+        if self._prefetch is not None:  # the older weights
+            state |= self._prefetch.get_state(self._session.step)
         state["gradient_steps"] = np.array(self._gradient_steps)
-        return state, pack_envs(self.envs) | with_prefix("replay/", self.replay.get_state())
+        return state, part | with_prefix("replay/", self.replay.get_state())
 
     def shards(self) -> Sequence[CheckpointShard]:
         """The replay's transitions."""
@@ -201,106 +221,44 @@ class OffPolicyLearner(EnvLearner):
         shards: Sequence[CheckpointShard] = (),
     ) -> None:
         """Restores the results of `get_state` and `shards`. Raises UserError like `Learner.set_state`."""
-        self._set_agent(state)
-        self._episodes.set_state(under("episodes/", state))
         self._gradient_steps = int(state["gradient_steps"])
-        self.envs.set_weights(state)
-        self._restore_envs(self.envs, parts)
+        if self._prefetch is not None:
+            self._prefetch.set_state(state)
+        super().set_state(state, parts, shards)
         of_replay = [{**under("replay/", part), "indices": part["indices"]} for part in parts]
         self.replay.set_state(of_replay, shards)
         self.replay.set_current(*shown_envs(parts, self.envs.indices))
 
-    def close(self) -> None:
-        """Stops the envs."""
-        self.envs.close()
 
+class SyncEnvs:
+    """This worker's envs, which step between gradient steps; implements `tfrl.training.learner.Envs`."""
 
-class EnvSource:
-    """The interface to this worker's slice of the global envs for replay algorithms; follows `learner.Envs`.
+    def __init__(self, config: ReplaySettings, session: Session) -> None:
+        self.indices = list(session.runtime.local_envs(config.num_envs))
+        self._envs = registry.make(env_spec(config), self.indices)
+        self._correlated = exploration.correlated_noise(config, len(self.indices))
 
-    Attributes:
-      indices: the global indices of the envs.
-      columns: the names of `metrics`.
-    """
+    def observe(self) -> Step:
+        """The present observations, and the results of the last actions."""
+        return self._envs.observe()
 
-    indices: list[int]
-    columns: tuple[str, ...] = ()
-    _envs: VecEnv | PrefetchCollector
+    def steps(self, iteration: int, acting: ExploringNetwork) -> Iterator[tuple[np.ndarray, Step]]:
+        """Takes the env steps of an iteration; yields the actions [B, *shape] and the `Step` after each."""
+        step = self._envs.observe()
+        for rows in acting.draw(iteration, self.indices):
+            if self._correlated is not None:
+                rows = self._correlated.next(rows, step.first)
+            actions = acting.explore(step.observation, rows)
+            self._envs.act(actions)
+            step = self._envs.observe()
+            yield actions, step
 
-    def steps(
-        self, iteration: int, agent: ReplayAgent, replay: ReplayBuffer
-    ) -> Iterator[tuple[np.ndarray, Step]]:
-        """Shows the present observations to the replay; returns an iterator over the iteration's env steps.
-
-        The iterator chooses actions [B, *shape], takes the env step, and yields both; the caller stores them
-        in the replay.
-        """
-        raise NotImplementedError
-
-    def metrics(self, iteration: int, seconds: float) -> dict[str, float]:
-        """Shares of an iteration of `seconds`."""
-        return {}
+    # State
 
     @property
     def exact_state(self) -> bool:
         """True if `set_state` restores exactly. After a call of `set_state`: true if that call was exact."""
         return self._envs.exact_state
-
-    def get_state(self) -> EnvStates:
-        """The envs' state after the last step."""
-        raise NotImplementedError
-
-    def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Restores states by global env index."""
-        raise NotImplementedError
-
-    def get_weights(self, iteration: int) -> dict[str, np.ndarray]:
-        """The older weights that collect the next rounds, after so many iterations."""
-        return {}
-
-    def set_weights(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restores the result of `get_weights`, and ignores other arrays."""
-
-    def close(self) -> None:
-        """Stops the envs."""
-        self._envs.close()
-
-
-class SyncEnvs(EnvSource):
-    """Envs that step between gradient steps, with actions by the newest weights."""
-
-    _envs: VecEnv
-
-    def __init__(self, config: ReplaySettings, session: Session) -> None:
-        self._config = config
-        self.indices = list(session.runtime.local_envs(config.num_envs))
-        self._envs = registry.make(env_spec(config), self.indices)
-        self._correlated = exploration.correlated_noise(config, len(self.indices))
-
-    def steps(
-        self, iteration: int, agent: ReplayAgent, replay: ReplayBuffer
-    ) -> Iterator[tuple[np.ndarray, Step]]:
-        """Chooses the actions of each step after the step before it was taken."""
-        replay.show(self._envs.observe())
-        return self._steps(iteration, agent)
-
-    def _steps(self, iteration: int, agent: ReplayAgent) -> Iterator[tuple[np.ndarray, Step]]:
-        config = self._config
-        sizes = (iteration, self.indices, config.steps_per_env)
-        noise = rng.action_noise(config.seed, *sizes, agent.draw_noise)
-        random = exploration.first_actions(config, iteration, self.indices)
-        step = self._envs.observe()
-        for t in range(config.steps_per_env):
-            if self._correlated is not None:
-                noise[t] = self._correlated.next(noise[t], step.first)
-            if random is not None and exploration.is_random(config, iteration, t):
-                actions = exploration.allowed_actions(config, random[t], step.observation)
-            else:
-                env_steps = exploration.env_steps(config, iteration, t)
-                actions = agent.act(step.observation, noise[t], env_steps)
-            self._envs.act(actions)
-            step = self._envs.observe()
-            yield actions, step
 
     def get_state(self) -> EnvStates:
         """The envs' present state."""
@@ -315,54 +273,6 @@ class SyncEnvs(EnvSource):
         mine = [states[i] for i in self.indices]
         self._envs.set_state(mine if self._correlated is None else self._correlated.take_from(mine))
 
-
-class PrefetchedEnvs(EnvSource):
-    """Envs in a thread or on Ray. Older weights collect each round: all env steps of an iteration."""
-
-    columns = COLUMNS
-    _envs: PrefetchCollector
-    _rollout: Rollout  # the present round
-
-    def __init__(self, config: ReplaySettings, session: Session) -> None:
-        make = functools.partial(
-            Collector,
-            env_spec(config),
-            session.runtime.local_envs(config.num_envs),
-            replicas=1,
-            num_steps=config.steps_per_env,
-            rollouts=config.rollouts_held,
-            correlated=functools.partial(exploration.correlated_noise, config),
-        )
-        self._envs = make_prefetch_collector(config, session, replicas=1, make=make)
-        self.indices = self._envs.indices
-        self._prefetch = Prefetch(config, self._envs)
-
-    def steps(
-        self, iteration: int, agent: ReplayAgent, replay: ReplayBuffer
-    ) -> Iterator[tuple[np.ndarray, Step]]:
-        """Waits for the round, requests later rounds, and iterates over the round's steps."""
-        self._rollout = self._prefetch.take(iteration, agent.get_weights())
-        at = self._envs.began
-        order = [at.indices.index(i) for i in self.indices]
-        replay.resume_round(at.observations[order], at.first[order])
-        return self._rollout.steps()
-
-    def metrics(self, iteration: int, seconds: float) -> dict[str, float]:
-        """The shares of an iteration of `seconds` for which learner and actors waited, and the lag."""
-        return self._prefetch.metrics(iteration, self._rollout, seconds)
-
-    def get_state(self) -> EnvStates:
-        """The envs' state after the last round that was taken."""
-        return self._envs.get_state()
-
-    def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Restores states by global env index."""
-        self._envs.set_state(states)
-
-    def get_weights(self, iteration: int) -> dict[str, np.ndarray]:
-        """The older weights that collect the next rounds, after so many iterations."""
-        return self._prefetch.get_state(iteration)
-
-    def set_weights(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restores the result of `get_weights`, and ignores other arrays."""
-        self._prefetch.set_state(state)
+    def close(self) -> None:
+        """Stops the envs."""
+        self._envs.close()

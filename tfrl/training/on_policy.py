@@ -1,4 +1,4 @@
-"""Learners that learn from each rollout in one update. Rollouts may be prefetched during an update."""
+"""The learner of algorithms that learn from each rollout in one update, which may prefetch rollouts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -22,10 +21,14 @@ from tfrl.networks.weights import weights_of
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.session import Session
-from tfrl.training.learner import EnvLearner, MakeAgent, env_spec, pack_envs, under, with_prefix
-from tfrl.training.prefetch import COLUMNS, Prefetch, PrefetchCollector, make_prefetch_collector
+from tfrl.training.learner import EnvLearner, MakeAgent, env_spec, under, with_prefix
+from tfrl.training.prefetch import COLUMNS, PrefetchCollector, make_prefetch
 from tfrl.workers.strategy import Runtime
 
+_COLUMNS = (
+    *("time/env_steps_per_second", "time/rollout_seconds", "time/update_seconds"),
+    "time/env_wait_fraction",
+)
 # The share of an update's time for collecting: an eighth with the default network and settings.
 _COLLECTING = 1 / 8
 
@@ -35,16 +38,15 @@ class OnPolicyLearner(EnvLearner):
 
     _config: RolloutSettings
     agent: ActorCriticAgent
-    collector: Collector
-    time_columns: tuple[str, ...] = (
-        *("time/env_steps_per_second", "time/rollout_seconds", "time/update_seconds"),
-        "time/env_wait_fraction",
-    )
+    envs: Collector | PrefetchCollector
 
     def __init__(self, config: RolloutSettings, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
         self._indices = list(session.runtime.local_envs(config.num_envs))
-        self.collector = self._make_collector()
+        replicas, make = session.runtime.local_replicas, lambda: make_collector(config, session.runtime)
+        self._prefetch = make_prefetch(config, session, replicas=replicas, make=make)
+        self.envs = make() if self._prefetch is None else self._prefetch.collector
+        self.time_columns = (*_COLUMNS, *(COLUMNS if self._prefetch else ()))
         self._rewards = RewardNormalizer(config.num_envs)
         self._observations: ObservationNormalizer | None = None
         self._spec = registry.specs(config)[0]
@@ -59,44 +61,40 @@ class OnPolicyLearner(EnvLearner):
 
     def take(self) -> dict[str, float]:
         """Does the same as `update` without counting it."""
-        config, session, began = self._config, self._session, time.perf_counter()
+        began = time.perf_counter()
         rollout = self.collect()
         metrics = self.learn(rollout) | self.episode_metrics()
         self._update_scaling(rollout)
-        seconds = time.perf_counter() - began
-        session.watchdog.measured(seconds)
-        session.seconds += seconds
+        seconds = self._count(began)
+        waited = rollout.seconds if self._prefetch is None else self._prefetch.waited
         metrics |= {
-            "time/env_steps_per_second": config.steps_per_update / seconds,
+            "time/env_steps_per_second": self._config.steps_per_update / seconds,
             "time/rollout_seconds": rollout.seconds,
+            "time/update_seconds": seconds - waited,
             "time/env_wait_fraction": rollout.env_wait_seconds / rollout.seconds,
         }
-        return metrics | self._shares(rollout, seconds)
-
-    def _make_collector(self) -> Any:
-        return make_collector(self._config, self._runtime)
-
-    def _shares(self, rollout: Rollout, seconds: float) -> dict[str, float]:
-        """How an update of `seconds` spent its time, by the names of its columns."""
-        return {"time/update_seconds": seconds - rollout.seconds}
-
-    def close(self) -> None:
-        """Stops the envs."""
-        self.collector.close()
+        if self._prefetch is not None:
+            metrics |= self._prefetch.metrics(self._session.step, rollout, seconds)
+        return metrics
 
     # One update
 
     def collect(self) -> Rollout:
-        """Collects a rollout with processed rewards, and shows the progress."""
+        """Collects a rollout with processed rewards, and shows the progress.
+
+        Prefetched rollouts were collected with older weights; then it gives the actors the present weights.
+        """
         config, session = self._config, self._session
         session.phase("collecting")
 
         def on_step(t: int) -> None:
             session.advance_to(self._at(_COLLECTING * t / config.num_steps))
 
-        draw = self.agent.draw_noise
-        noise = rng.action_noise(config.seed, session.step, self._indices, config.num_steps, draw)
-        rollout = self.collector.collect(self.agent, noise, on_step)
+        if self._prefetch is not None:
+            rollout = self._prefetch.take(session.step, self.agent.get_weights())
+        else:
+            noise = self.agent.acting.draw(session.step, self._indices)
+            rollout = self.envs.collect(self.agent, noise, on_step)  # type: ignore[union-attr]  # no prefetch
         self._process_rewards(rollout)
         return rollout
 
@@ -177,12 +175,13 @@ class OnPolicyLearner(EnvLearner):
 
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """The arrays that are equal on all workers, and this worker's envs."""
-        state = self.agent.get_state()
+        state, part = super().get_state()
         state |= with_prefix("normalizer/", self._rewards.get_state())
-        state |= with_prefix("episodes/", self._episodes.get_state())
         if self._observations is not None:
             state |= with_prefix("observations/", self._observations.get_state())
-        return state, pack_envs(self.collector)
+        if self._prefetch is not None:  # the older weights
+            state |= self._prefetch.get_state(self._session.step)
+        return state, part
 
     def set_state(
         self,
@@ -191,65 +190,16 @@ class OnPolicyLearner(EnvLearner):
         shards: Sequence[CheckpointShard] = (),
     ) -> None:
         """Restores the results of `get_state` of all workers. Raises UserError like `Learner.set_state`."""
-        self._set_agent(state)
         self._rewards.set_state(under("normalizer/", state))
-        self._episodes.set_state(under("episodes/", state))
         if self._observations is not None:
             self._observations.set_state(under("observations/", state))
-        self._restore_envs(self.collector, parts)
+        if self._prefetch is not None:
+            self._prefetch.set_state(state)
+        super().set_state(state, parts, shards)
 
     def _forget(self, envs: np.ndarray) -> None:
         super()._forget(envs)
         self._rewards.forget(envs)
-
-
-class PrefetchingLearner(OnPolicyLearner):
-    """Learns from rollouts that are `lag` updates behind."""
-
-    collector: PrefetchCollector  # type: ignore[assignment]  # `collect` takes the rollouts from `_prefetch`
-    time_columns = (*OnPolicyLearner.time_columns, *COLUMNS)
-
-    def _make_collector(self) -> PrefetchCollector:
-        config, runtime = self._config, self._runtime
-        collector = make_prefetch_collector(
-            config,
-            self._session,
-            replicas=runtime.local_replicas,
-            make=lambda: make_collector(config, runtime),
-        )
-        self._prefetch = Prefetch(config, collector)
-        return collector
-
-    def collect(self) -> Rollout:
-        """Returns the rollout of this update with normalised rewards, and gives the actors the present
-        weights.
-        """
-        self._session.phase("collecting")
-        rollout = self._prefetch.take(self._session.step, self.agent.get_weights())
-        self._process_rewards(rollout)
-        return rollout
-
-    def _shares(self, rollout: Rollout, seconds: float) -> dict[str, float]:
-        """How learner and actors spent the time of an update that took the learner `seconds`."""
-        times = {"time/update_seconds": seconds - self._prefetch.waited}
-        return times | self._prefetch.metrics(self._session.step, rollout, seconds)
-
-    # State
-
-    def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The arrays that are equal on all workers, with the older weights, and this worker's envs."""
-        state, part = super().get_state()
-        return state | self._prefetch.get_state(self._session.step), part
-
-    def set_state(
-        self,
-        state: Mapping[str, np.ndarray],
-        parts: Sequence[Mapping[str, np.ndarray]],
-        shards: Sequence[CheckpointShard] = (),
-    ) -> None:
-        """Restores the result of `get_state`. Raises UserError like `Learner.set_state`."""
-        super().set_state(state, parts, shards)
-        self._prefetch.set_state(state)
 
 
 def random_observations(config: RolloutSettings, steps: int) -> np.ndarray:

@@ -18,10 +18,10 @@ from typing import Protocol
 import numpy as np
 
 from tfrl import remote
-from tfrl.algorithms import acting
+from tfrl.algorithms.acting import Actor
 from tfrl.config.actors import DistributedSettings
 from tfrl.config.run import RLSettings
-from tfrl.experience.collector import Collected, Collector, EnvActor, EnvStates, Versioned
+from tfrl.experience.collector import Collected, Collector, EnvStates, Versioned
 from tfrl.experience.rollout import Rollout
 from tfrl.run.session import Session
 from tfrl.training.callbacks import WAITS
@@ -81,7 +81,7 @@ class ThreadCollector:
     ) -> None:
         self.indices, self.exact_state = collector.indices, collector.exact_state
         at_once = runtime.parts_at_once * runtime.local_replicas
-        self._actor = EnvActor(collector, acting.of_settings(config, runtime.precision, at_once=at_once))
+        self._actor = Actor(config, collector, runtime.precision, at_once=at_once)
         self._watchdog = watchdog
         self.began = self._after = collector.get_state()
         self._newest = Versioned(0, {})  # until the first offer
@@ -134,10 +134,10 @@ class ThreadCollector:
         self._actor.collector.close()
 
 
-def make_prefetch_collector(
+def make_prefetch(
     config: DistributedSettings, session: Session, *, replicas: int, make: Callable[[], Collector]
-) -> PrefetchCollector:
-    """Makes this worker's envs, in a thread or on Ray, as the settings say.
+) -> Prefetch | None:
+    """Makes this worker's envs, in a thread or on Ray, as the settings say; None without lag and actors.
 
     Args:
       config: the settings, with the sections Lag and Actors.
@@ -145,13 +145,15 @@ def make_prefetch_collector(
       replicas: the number of replicas over which the envs of a rollout are divided.
       make: makes the `Collector` of a thread.
     """
+    if not config.is_ahead:
+        return None
     if not config.actors:
-        return ThreadCollector(config, make(), session.runtime, session.watchdog)
+        return Prefetch(config, ThreadCollector(config, make(), session.runtime, session.watchdog))
     if config.ray_address is not None:
         remote.reach_other_machines()
     from tfrl.remote.actors import RayCollector  # which imports Ray, and may not be there
 
-    return RayCollector(config, env_spec(config), session, replicas=replicas)
+    return Prefetch(config, RayCollector(config, env_spec(config), session, replicas=replicas))
 
 
 class Prefetch:
@@ -162,12 +164,13 @@ class Prefetch:
       collector: the envs.
 
     Attributes:
+      collector: the envs.
       waited: the seconds for which the learner waited for the last rollout.
     """
 
     def __init__(self, config: DistributedSettings, collector: PrefetchCollector) -> None:
         self._lag, self._free, self._updates = config.lag or 0, config.free_running, config.num_updates
-        self._collector = collector
+        self.collector = collector
         self._weights: dict[int, dict[str, np.ndarray]] = {}  # by the number of updates that made them
         self._next: int | None = None  # the next rollout to request
         self.waited = 0.0
@@ -176,7 +179,7 @@ class Prefetch:
         """Waits for the rollout of an update, and requests later rollouts with the present weights."""
         self.begin_rollouts(update, weights)
         began = time.perf_counter()
-        rollout = self._collector.take()
+        rollout = self.collector.take()
         self.waited = time.perf_counter() - began
         # A resumed run requests these rollouts again.
         oldest = max(0, update + 1 - self._lag)
@@ -186,7 +189,7 @@ class Prefetch:
     def begin_rollouts(self, update: int, weights: dict[str, np.ndarray]) -> None:
         """Requests the rollouts whose weights exist, up to that of update + lag or of the last update."""
         if self._free:
-            self._collector.offer(Versioned(update, weights))
+            self.collector.offer(Versioned(update, weights))
         else:
             self._weights[update] = weights
         if self._next is None:
@@ -194,7 +197,7 @@ class Prefetch:
         while self._next <= min(update + self._lag, self._updates - 1):
             version = max(0, self._next - self._lag)
             acted_by = None if self._free else Versioned(version, self._weights[version])
-            self._collector.begin(self._next, acted_by)
+            self.collector.begin(self._next, acted_by)
             self._next += 1
 
     def metrics(self, update: int, rollout: Rollout, seconds: float) -> dict[str, float]:
