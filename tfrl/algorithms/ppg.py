@@ -109,8 +109,6 @@ class Config(PPG, ppo.Config):
     @property
     def auxiliary_sequence(self) -> int:
         """The length of the sequences of a recurrent network in the auxiliary phase; 1 without memory."""
-        if self.memory == "none":
-            return 1
         return math.gcd(self.sequence_steps, self.num_steps // self.aux_minibatches)
 
     @property
@@ -206,8 +204,8 @@ class PPGAgent(PPOAgent):
         passes = f"{config.aux_epochs} epochs of minibatches of {config.auxiliary_rows:,}"
         return super().summary | {"auxiliary phase": f"{phases}: {passes}"}
 
-    def _estimates(self, rollout: Rollout, values: np.ndarray, rows: Any) -> Estimates:
-        estimated = super()._estimates(rollout, values, rows)
+    def _estimates(self, rollout: Rollout, values: np.ndarray, starts: Any) -> Estimates:
+        estimated = super()._estimates(rollout, values, starts)
         self.targets = np.stack([x.numpy() for x in self._runtime.local_results(estimated.targets)])
         return estimated
 

@@ -193,14 +193,12 @@ class Config(PPO, RolloutSettings):
 
     @property
     def sequence_steps(self) -> int:
-        """The length of the sequences that a recurrent network learns from; 1 without memory."""
-        return self.sequence_length or self.num_steps
+        """The length of the sequences that the network learns from; 1 without memory."""
+        return 1 if self.memory == "none" else self.sequence_length or self.num_steps
 
     @property
     def envs_per_block(self) -> int:
-        """Neighbouring envs whose sequences are spread over the minibatches; 1 without memory."""
-        if self.memory == "none":
-            return 1
+        """Neighbouring envs whose sequences are spread over the minibatches."""
         return self.num_minibatches // math.gcd(self.num_minibatches, self.num_steps // self.sequence_steps)
 
     @property
@@ -426,12 +424,10 @@ class PPOAgent(ActorCriticAgent):
         return {"update": step}
 
     def _part_rows(self) -> int:
-        """The number of samples of a part; for a recurrent network, of sequences."""
-        config, most = self._config, self._runtime.micro_batch(self._config)
-        if not self.network.state_size:
-            return most
+        """The number of sequences of a part."""
+        config = self._config
         share = config.rows_per_step // config.sequence_steps // self._runtime.replicas
-        return units_of_part(share, config.sequence_steps, most)
+        return units_of_part(share, config.sequence_steps, self._runtime.micro_batch(config))
 
     @property
     def gradient_steps_per_update(self) -> int:
@@ -468,19 +464,19 @@ class PPOAgent(ActorCriticAgent):
         if rollout.memory is not None:
             memory = rollout.started_memory[:, :-1], rollout.keeps[:, :-1]
             samples = samples._replace(memory=tuple(map(per_replica, memory)))
-        rows = per_replica(self._minibatches(number))
+        starts = per_replica(self._minibatches(number))
         totals = Totals(self.means, np.zeros(len(self.means) + 1, np.float32))
         for epoch in range(config.epochs):
             if epoch == 0:
                 values = np.concatenate([acted_values, self.last_values(rollout)[:, None]], axis=1)
-                estimated = self._estimates(rollout, values, rows)
+                estimated = self._estimates(rollout, values, starts)
                 self._begin_update(totals, self._runtime.first(estimated.target_statistics).numpy())
             elif config.renew_advantages:
                 started = None if rollout.memory is None else rollout.started_memory
                 values = self.values(rollout.observations, rollout.observations.shape[3:], started)
-                estimated = self._estimates(rollout, values, rows)
+                estimated = self._estimates(rollout, values, starts)
             samples = samples._replace(advantages=estimated.advantages, targets=estimated.targets)
-            self._epoch(epoch, (samples, estimated.moments, rows, tf.constant(scale)), totals, on_step)
+            self._epoch(epoch, (samples, estimated.moments, starts, tf.constant(scale)), totals, on_step)
             if totals.ended:
                 break
         return totals.metrics() | {"train/learning_rate": config.lr * scale}
@@ -518,36 +514,33 @@ class PPOAgent(ActorCriticAgent):
         return max(1, work // (self._config.rows_per_step * self.num_parameters))
 
     def _minibatches(self, number: int) -> np.ndarray:
-        """The time steps of all minibatches of an update, int32 [R, E, M, B, b], for B envs of each replica.
+        """The first rows of all sequences of each gradient step, int32 [R, E * M, q].
 
-        For a recurrent network: the rows of the first steps of sequences, int32 [R, E, M, q].
+        They are rows of a replica's [T * B] arrays. Without memory, a sequence is a single step.
         """
         config, runtime = self._config, self._runtime
-        if self.network.state_size:
-            return self._sequences(number)
-        steps = rng.minibatch_steps(
-            config.seed,
-            number,
-            runtime.local_envs(config.num_envs),
-            num_steps=config.num_steps,
-            epochs=config.epochs,
-            num_minibatches=config.steps_per_epoch,
-            steps_each=config.rows_per_step // config.num_envs,
-        )  # [E, M, R * B, b]
-        return np.moveaxis(steps.reshape(*steps.shape[:2], runtime.local_replicas, -1, steps.shape[-1]), 2, 0)
-
-    def _sequences(self, number: int) -> np.ndarray:
-        config, runtime = self._config, self._runtime
         envs = runtime.local_envs(config.num_envs)
-        share, each = len(envs) // runtime.local_replicas, config.num_steps // config.sequence_steps
-        sizes = {"epochs": config.epochs, "num_minibatches": config.num_minibatches}
-        sizes |= {"each": each, "block": config.envs_per_block}
-        replicas = [envs[r * share : (r + 1) * share] for r in range(runtime.local_replicas)]
-        sequences = [rng.minibatch_sequences(config.seed, number, mine, **sizes) for mine in replicas]
-        env, place = np.divmod(np.stack(sequences), each)
-        return place * (config.sequence_steps * share) + env
+        share = len(envs) // runtime.local_replicas
+        rows = []
+        for mine in (envs[begin : begin + share] for begin in range(0, len(envs), share)):
+            if self.network.state_size:
+                each = config.num_steps // config.sequence_steps
+                sizes = {"num_minibatches": config.num_minibatches, "block": config.envs_per_block}
+                found = rng.minibatch_sequences(
+                    config.seed, number, mine, epochs=config.epochs, each=each, **sizes
+                )
+                env, place = np.divmod(found, each)
+                rows.append(place * (config.sequence_steps * share) + env)
+            else:
+                sizes = {"num_minibatches": config.steps_per_epoch, "num_steps": config.num_steps}
+                each = config.rows_per_step // config.num_envs
+                steps = rng.minibatch_steps(
+                    config.seed, number, mine, epochs=config.epochs, steps_each=each, **sizes
+                )  # [E, M, B, b]
+                rows.append(steps * share + np.arange(share, dtype=np.int32)[:, None])
+        return np.stack(rows).reshape(len(rows), self.gradient_steps_per_update, -1)
 
-    def _estimates(self, rollout: Rollout, values: np.ndarray, rows: Any) -> Estimates:
+    def _estimates(self, rollout: Rollout, values: np.ndarray, starts: Any) -> Estimates:
         """Generalised advantage estimates of a rollout, and one small collective.
 
         Args:
@@ -555,11 +548,11 @@ class PPOAgent(ActorCriticAgent):
           values: float32 [R, T + 1, B], by the weights that acted, or by the present weights if advantages
             are computed again. The values of o_T and of the last observations of truncated episodes always
             come from the present weights.
-          rows: the result of `_minibatches` for each replica.
+          starts: the result of `_minibatches` for each replica.
         """
         final_values = self.final_values(rollout)
         fields = (rollout.rewards, rollout.first, rollout.truncated, values[:, :-1], values[:, -1])
-        return self._estimate(*map(self._runtime.per_replica, (*fields, final_values)), rows)
+        return self._estimate(*map(self._runtime.per_replica, (*fields, final_values)), starts)
 
     @compiled()
     def _estimate(self, *fields: Any) -> Any:
@@ -573,7 +566,7 @@ class PPOAgent(ActorCriticAgent):
         values: tf.Tensor,
         last_values: tf.Tensor,  # [B]
         final_values: tf.Tensor,  # [T, B]
-        steps: tf.Tensor,  # of `_minibatches`
+        starts: tf.Tensor,  # of `_minibatches`, [E * M, q]
     ) -> Estimates:
         config = self._config
         rewards, discounts = returns.rewards_and_discounts(
@@ -581,7 +574,7 @@ class PPOAgent(ActorCriticAgent):
         )
         advantages, targets = self._gae(rewards, discounts, values, last_values, lam=config.gae_lambda)
         # float64, because sums of squares must not depend on the distribution of samples over replicas.
-        shuffled = tf.cast(tf.gather(flat(advantages), self._rows(steps)), tf.float64)  # [E * M, b]
+        shuffled = tf.cast(tf.gather(flat(advantages), self._rows(starts)), tf.float64)  # [E * M, b]
         wide_targets, errors = tf.cast(targets, tf.float64), tf.cast(targets - values, tf.float64)
         sums = [_two_sums(shuffled, 1), _two_sums(wide_targets, (0, 1)), _two_sums(errors, (0, 1))]
         if config.normalize_advantages == "batch":
@@ -600,19 +593,11 @@ class PPOAgent(ActorCriticAgent):
         target_statistics = tf.cast(tf.stack([1.0 - share, mean_target]), tf.float32)
         return Estimates(advantages, targets, moments, target_statistics)
 
-    def _rows(self, steps: tf.Tensor) -> tf.Tensor:
-        """The rows of each minibatch in the [T * B] arrays, int32 [E * M, b], from `_minibatches`."""
-        if self.network.state_size:
-            rows = self._rows_of_sequences(tf.reshape(steps, (self.gradient_steps_per_update, -1)))
-            return tf.reshape(rows, (self.gradient_steps_per_update, -1))
-        num_envs = tf.shape(steps)[2]
-        rows = steps * num_envs + tf.range(num_envs)[:, None]
-        return tf.reshape(rows, (self.gradient_steps_per_update, -1))
-
-    def _rows_of_sequences(self, starts: tf.Tensor) -> tf.Tensor:
-        """Rows [..., L, n] of all steps of sequences from the rows of their first steps, int32 [..., n]."""
+    def _rows(self, starts: tf.Tensor) -> tf.Tensor:
+        """Rows [n, L * q] of all steps of sequences from the rows of their first steps, int32 [n, q]."""
         num_envs = self._config.num_envs // self._runtime.replicas
-        return starts[..., None, :] + num_envs * tf.range(self._config.sequence_steps)[:, None]
+        rows = starts[:, None] + num_envs * tf.range(self._config.sequence_steps)[:, None]
+        return tf.reshape(rows, (starts.shape[0], -1))
 
     def _take_steps(
         self, batch: tuple, index: tf.Tensor, end: tf.Tensor, sums: tf.Tensor
@@ -643,7 +628,7 @@ class PPOAgent(ActorCriticAgent):
         self,
         samples: Samples,  # of the rollout
         moments: tf.Tensor,  # [E * M, 2]
-        steps: tf.Tensor,  # [E, M, B, b]
+        starts: tf.Tensor,  # of `_minibatches`, [E * M, q]
         scale: tf.Tensor,  # multiplies the learning rates
         index: tf.Tensor,
         end: tf.Tensor,
@@ -653,31 +638,22 @@ class PPOAgent(ActorCriticAgent):
         `end` comes from every replica, float32 [replicas].
         """
         shared = (tf.nest.map_structure(flat, samples), moments[index], index)
-        if self.network.state_size:
-            rows = tf.reshape(steps, (self.gradient_steps_per_update, -1))
-        else:
-            rows = self._rows(steps)
         outcome = self.learning.gradient_step(
-            "update", rows[index], shared, scale, gathered=(tf.cast(end, tf.float32),)
+            "update", starts[index], shared, scale, gathered=(tf.cast(end, tf.float32),)
         )
         (ends,) = outcome.gathered
         return tf.concat([outcome.means, [outcome.norm]], axis=0), outcome.errors, ends
 
-    def _minibatch_loss(self, weights: Weights, rows: tf.Tensor, shared: Any) -> Losses:
-        """The losses of the samples at rows int32 [b] of the rollout's arrays.
-
-        For a recurrent network, the rows are the first steps of sequences.
-        """
+    def _minibatch_loss(self, weights: Weights, starts: tf.Tensor, shared: Any) -> Losses:
+        """The losses of the samples of the sequences that begin at rows int32 [q] of the rollout's arrays."""
         data, moments, index = shared
-        count = rows.shape[0]
-        if self.network.state_size:
-            rows = tf.reshape(self._rows_of_sequences(rows), [-1])
+        rows = self._rows(starts[None])[0]
         samples = tf.nest.map_structure(lambda x: tf.gather(x, rows), data)
         advantages = (samples.advantages - moments[0]) / (moments[1] + 1e-8)
         memory = None
         if self.network.state_size:
             remembered, keep = samples.memory
-            memory = self.network.sequences(remembered, keep, count)
+            memory = self.network.sequences(remembered, keep, starts.shape[0])
         samples = samples._replace(advantages=advantages, memory=memory)
         losses_, metrics, ratio = self._losses(weights, samples, index)
         return Losses(losses_, dict(zip(self.means, metrics, strict=True)), tf.abs(ratio - 1.0))
