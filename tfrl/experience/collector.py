@@ -15,8 +15,7 @@ import numpy as np
 
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec, VecEnv
-from tfrl.experience.exploration import CorrelatedNoise
-from tfrl.experience.memory import Memory
+from tfrl.experience.memory import CorrelatedNoise, Memory
 from tfrl.experience.rollout import Rollout
 
 
@@ -88,15 +87,15 @@ class _Group:
     def get_state(self) -> list[bytes]:
         """The states of the envs, each with its correlated noise or its memory."""
         states = self.env.get_state()
-        if self.memory is not None:
-            states = self.memory.add_to(states)
-        return states if self.correlated is None else self.correlated.add_to(states)
+        for carried in filter(None, (self.memory, self.correlated)):
+            states = carried.add_to(states)
+        return states
 
     def set_state(self, states: Sequence[bytes]) -> None:
         """Restores states of `get_state`."""
-        if self.memory is not None:
-            states = self.memory.take_from(states)
-        self.env.set_state(states if self.correlated is None else self.correlated.take_from(states))
+        for carried in filter(None, (self.correlated, self.memory)):
+            states = carried.take_from(states)
+        self.env.set_state(states)
 
     def store(self, rollout: Rollout) -> None:
         """Stores all steps at once, which is faster than one by one for small envs."""

@@ -13,7 +13,7 @@ from tfrl.algorithms.acting import ExploringNetwork
 from tfrl.algorithms.replay import PendingSteps, Prepared, ReplayAgent, ReplaySettings
 from tfrl.envs import registry
 from tfrl.envs.spec import Step
-from tfrl.experience import exploration
+from tfrl.experience import memory
 from tfrl.experience.collector import Collector, EnvStates
 from tfrl.experience.replay import ReplayBuffer
 from tfrl.run import rng
@@ -50,7 +50,7 @@ class OffPolicyLearner(EnvLearner):
             replicas=1,
             num_steps=config.steps_per_env,
             rollouts=config.rollouts_held,
-            correlated=functools.partial(exploration.correlated_noise, config),
+            correlated=functools.partial(memory.correlated_noise, config),
         )
         self._prefetch = make_prefetch(config, session, replicas=1, make=make)
         self.envs = SyncEnvs(config, session) if self._prefetch is None else self._prefetch.collector
@@ -236,7 +236,7 @@ class SyncEnvs:
     def __init__(self, config: ReplaySettings, session: Session) -> None:
         self.indices = list(session.runtime.local_envs(config.num_envs))
         self._envs = registry.make(env_spec(config), self.indices)
-        self._correlated = exploration.correlated_noise(config, len(self.indices))
+        self._correlated = memory.correlated_noise(config, len(self.indices))
 
     def observe(self) -> Step:
         """The present observations, and the results of the last actions."""
