@@ -300,6 +300,9 @@ class Observer:
     Args:
       spec: the global vector of envs.
       indices: the global indices of these envs.
+
+    Attributes:
+      observation: the current observations, [N, *shape].
     """
 
     def __init__(self, spec: EnvSpec, indices: Sequence[int]) -> None:
@@ -330,7 +333,7 @@ class Observer:
         return Seen(reward, observation, ended)
 
     def settle(self) -> None:
-        """Called when all episodes have ended or were truncated; does nothing here."""
+        """Marks the end of all episodes of an update, whose states `get_state` gives; does nothing here."""
 
     def get_state(self) -> EnvStates:
         """The present state of the envs."""

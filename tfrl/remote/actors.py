@@ -81,7 +81,7 @@ class RemoteActor:
 
 
 class RayCollector(SupervisedActors):
-    """The envs of a run in several processes on Ray; follows `tfrl.training.prefetch.PrefetchCollector`.
+    """The envs of a run in several processes on Ray; see `tfrl.training.prefetch.ThreadCollector`.
 
     Args:
       config: the settings, with the section Actors.

@@ -32,7 +32,7 @@ class RemoteObserver(Observer):
 
 
 class RayObservers(SupervisedActors):
-    """The envs of a run in several processes on Ray; follows `tfrl.training.episodic.Observers`."""
+    """The envs of a run in several processes on Ray; see `tfrl.experience.collector.Observer`."""
 
     def __init__(self, config: Config, spec: EnvSpec, session: Session) -> None:
         cluster = Cluster(config.ray_address, {"--observers": config.observers}, 0)

@@ -4,40 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tfrl import remote
 from tfrl.algorithms.reinforce import Config, ReinforceAgent
 from tfrl.cli.errors import TrainingError
-from tfrl.experience.collector import Observer, Seen
+from tfrl.experience.collector import Observer
 from tfrl.experience.rollout import EpisodeBatch
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.session import Session
-from tfrl.training.learner import EnvLearner, Envs, MakeAgent, env_spec
+from tfrl.training.learner import EnvLearner, MakeAgent, env_spec
+
+if TYPE_CHECKING:
+    from tfrl.remote.observers import RayObservers
 
 _DRAWN_AT_ONCE = 64  # steps for which an env's random numbers are drawn at once
 _COLLECTING = 0.9  # share of an update's time, for the progress line
-
-
-class Observers(Envs, Protocol):
-    """All envs of the run, in this or other processes; an `Observer` has those of one process.
-
-    Attributes:
-      observation: the current observations, [N, *shape].
-    """
-
-    observation: np.ndarray
-
-    def step(self, actions: np.ndarray, playing: np.ndarray) -> Seen:
-        """Steps the envs that are `playing`, bool [N], by actions [N, *shape]."""
-
-    def settle(self) -> None:
-        """Marks the end of all episodes of an update, whose states `get_state` gives. Replaced envs repeat
-        the steps from here on.
-        """
 
 
 class EpisodicLearner(EnvLearner):
@@ -45,7 +30,7 @@ class EpisodicLearner(EnvLearner):
 
     _config: Config
     agent: ReinforceAgent
-    envs: Observers
+    envs: Observer | RayObservers
     time_columns = (
         *("time/env_steps_per_second", "time/rollout_seconds", "time/update_seconds"),
         "time/observer_wait_fraction",
@@ -57,7 +42,7 @@ class EpisodicLearner(EnvLearner):
         self._steps_done = 0
         self._waited = 0.0  # seconds of the present update, for observers
 
-    def _make_observers(self) -> Observers:
+    def _make_observers(self) -> Observer | RayObservers:
         config, session = self._config, self._session
         if not config.observers:
             return Observer(env_spec(config), range(config.num_envs))

@@ -20,7 +20,7 @@ from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.session import Session
 from tfrl.training.learner import EnvLearner, MakeAgent, env_spec, shown_envs, under, with_prefix
-from tfrl.training.prefetch import COLUMNS, PrefetchCollector, make_prefetch
+from tfrl.training.prefetch import COLUMNS, make_prefetch
 
 _COLUMNS = (
     *("replay/size", "time/env_steps_per_second", "time/updates_per_second", "time/rollout_seconds"),
@@ -39,14 +39,14 @@ class OffPolicyLearner(EnvLearner):
 
     _config: ReplaySettings
     agent: ReplayAgent
-    envs: SyncEnvs | PrefetchCollector
 
     def __init__(self, config: ReplaySettings, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
+        self._indices = list(session.runtime.local_envs(config.num_envs))
         make = functools.partial(
             Collector,
             env_spec(config),
-            session.runtime.local_envs(config.num_envs),
+            self._indices,
             replicas=1,
             num_steps=config.steps_per_env,
             rollouts=config.rollouts_held,
@@ -57,7 +57,7 @@ class OffPolicyLearner(EnvLearner):
         self.time_columns = (*_COLUMNS, *(COLUMNS if self._prefetch else ()))
         observation, action = registry.specs(config)
         self.replay = ReplayBuffer(
-            self.envs.indices,
+            self._indices,
             config.replay_size // config.num_envs,
             observation=observation,
             action=action,
@@ -84,7 +84,7 @@ class OffPolicyLearner(EnvLearner):
         session.phase("training")
         self._sums, self._clock = Counter(), dict.fromkeys(self._clock, 0.0)
         before, env_steps = self._gradient_steps, self.steps_done
-        rewards = np.zeros((config.steps_per_env, len(self.envs.indices)), np.float32)
+        rewards = np.zeros((config.steps_per_env, len(self._indices)), np.float32)
         first = np.zeros(rewards.shape, bool)
         with self.agent.learning_in_background():
             steps = self._steps()
@@ -119,7 +119,7 @@ class OffPolicyLearner(EnvLearner):
             return envs.steps(self._session.step, self.agent.acting)
         self._rollout = self._prefetch.take(self._session.step, self.agent.get_weights())
         at = self._prefetch.collector.began
-        order = [at.indices.index(i) for i in self.envs.indices]
+        order = [at.indices.index(i) for i in self._indices]
         self.replay.resume_round(at.observations[order], at.first[order])
         return self._rollout.steps()
 
@@ -159,7 +159,7 @@ class OffPolicyLearner(EnvLearner):
         """The next call of gradient steps, of those that are due after so many env steps."""
         config, agent = self._config, self.agent
         generators = [
-            rng.generator(config.seed, rng.Use.REPLAY, self._gradient_steps, i) for i in self.envs.indices
+            rng.generator(config.seed, rng.Use.REPLAY, self._gradient_steps, i) for i in self._indices
         ]
         # Always as many batches, of which some may be left over: each number would be compiled anew.
         batches, each = config.most_gradient_steps, config.batch_size // config.num_envs
@@ -227,7 +227,7 @@ class OffPolicyLearner(EnvLearner):
         super().set_state(state, parts, shards)
         of_replay = [{**under("replay/", part), "indices": part["indices"]} for part in parts]
         self.replay.set_state(of_replay, shards)
-        self.replay.set_current(*shown_envs(parts, self.envs.indices))
+        self.replay.set_current(*shown_envs(parts, self._indices))
 
 
 class SyncEnvs:

@@ -22,7 +22,7 @@ from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.session import Session
 from tfrl.training.learner import EnvLearner, MakeAgent, env_spec, under, with_prefix
-from tfrl.training.prefetch import COLUMNS, PrefetchCollector, make_prefetch
+from tfrl.training.prefetch import COLUMNS, make_prefetch
 from tfrl.workers.strategy import Runtime
 
 _COLUMNS = (
@@ -38,7 +38,6 @@ class OnPolicyLearner(EnvLearner):
 
     _config: RolloutSettings
     agent: ActorCriticAgent
-    envs: Collector | PrefetchCollector
 
     def __init__(self, config: RolloutSettings, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
@@ -94,7 +93,7 @@ class OnPolicyLearner(EnvLearner):
             rollout = self._prefetch.take(session.step, self.agent.get_weights())
         else:
             noise = self.agent.acting.draw(session.step, self._indices)
-            rollout = self.envs.collect(self.agent, noise, on_step)  # type: ignore[union-attr]  # no prefetch
+            rollout = self.envs.collect(self.agent, noise, on_step)  # type: ignore[attr-defined]  # no prefetch
         self._process_rewards(rollout)
         return rollout
 

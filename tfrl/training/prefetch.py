@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,9 +25,12 @@ from tfrl.experience.collector import Collected, Collector, EnvStates, Versioned
 from tfrl.experience.rollout import Rollout
 from tfrl.run.session import Session
 from tfrl.training.callbacks import WAITS
-from tfrl.training.learner import Envs, env_spec
+from tfrl.training.learner import env_spec
 from tfrl.workers.strategy import Runtime
 from tfrl.workers.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from tfrl.remote.actors import RayCollector
 
 _ACTED = "acting/"  # in a checkpoint: the older weights, as acting/UPDATE/NAME
 _POLL_SECONDS = 0.2  # seconds between two checks of an actor that the learner waits for
@@ -36,44 +39,21 @@ COLUMNS = (*WAITS, "train/lag")
 """The names in `Prefetch.metrics`, in the order of progress.csv."""
 
 
-class PrefetchCollector(Envs, Protocol):
-    """This worker's envs, which collect the requested rollouts one after another.
+class ThreadCollector:
+    """This worker's envs, which a thread of this process steps. It collects the requested rollouts in order.
 
     `set_state` is called before the first `begin`, and `close` does not wait for the end of a rollout.
-
-    Attributes:
-      indices: the global indices of the envs.
-      began: the states of the envs at the start of the last taken rollout. They equal those at the end of the
-        rollout before it, except for envs without exact state in a replaced process.
-    """
-
-    indices: list[int]
-    began: EnvStates
-
-    def offer(self, weights: Versioned) -> None:
-        """Takes the newest weights, for rollouts that are begun without any."""
-
-    def begin(self, number: int, weights: Versioned | None) -> None:
-        """Requests rollout `number`, and returns at once. It begins at the end of the previous rollout.
-
-        It is collected with `weights`; None: with the newest weights at its start.
-        """
-
-    def take(self) -> Rollout:
-        """Waits for the oldest requested rollout. Its buffers are valid until the next call."""
-
-    def get_state(self) -> EnvStates:
-        """The envs' state after the last rollout that was taken."""
-
-
-class ThreadCollector:
-    """Steps the envs in a thread of this process; implements `PrefetchCollector`.
 
     Args:
       config: the settings.
       collector: the envs.
       runtime: the worker to which the envs belong.
       watchdog: gets a sign of life for each step of the envs while the learner waits.
+
+    Attributes:
+      indices: the global indices of the envs.
+      began: the states of the envs at the start of the last taken rollout. They equal those at the end of the
+        rollout before it, except for envs without exact state in a replaced process of a `RayCollector`.
     """
 
     def __init__(
@@ -103,11 +83,14 @@ class ThreadCollector:
         self._newest = weights
 
     def begin(self, number: int, weights: Versioned | None) -> None:
-        """Requests rollout `number`, to be collected with `weights` or the newest ones."""
+        """Requests rollout `number`, and returns at once. It begins at the end of the previous rollout.
+
+        It is collected with `weights`; None: with the newest weights at its start.
+        """
         self._begun.append(self._thread.submit(self._collect, number, weights))
 
     def take(self) -> Rollout:
-        """Waits for the oldest requested rollout."""
+        """Waits for the oldest requested rollout. Its buffers are valid until the next call."""
         seen, oldest = self._steps, self._begun.popleft()
         while wait([oldest], _POLL_SECONDS).not_done:
             if self._steps != seen:  # so that the watchdog finds an env that hangs
@@ -168,7 +151,7 @@ class Prefetch:
       waited: the seconds for which the learner waited for the last rollout.
     """
 
-    def __init__(self, config: DistributedSettings, collector: PrefetchCollector) -> None:
+    def __init__(self, config: DistributedSettings, collector: ThreadCollector | RayCollector) -> None:
         self._lag, self._free, self._updates = config.lag or 0, config.free_running, config.num_updates
         self.collector = collector
         self._weights: dict[int, dict[str, np.ndarray]] = {}  # by the number of updates that made them
