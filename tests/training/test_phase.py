@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from refusals import refusal
 
-from tfrl.training.phase import PhaseFiles
+from tfrl.training.phasic import PhaseFiles
 
 WORKERS = (range(0, 4), range(4, 6))
 

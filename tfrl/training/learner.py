@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,8 +16,11 @@ from tfrl import config as settings
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
-from tfrl.config.run import RLSettings
+from tfrl.config.actors import DistributedSettings
+from tfrl.config.run import Network, RLSettings
+from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
+from tfrl.envs.registry import TRAIN
 from tfrl.envs.spec import EnvSpec
 from tfrl.evaluation.episodes import evaluation_columns, evaluation_results
 from tfrl.experience import memory
@@ -26,9 +31,9 @@ from tfrl.run import results
 from tfrl.run.checkpoint import CheckpointShard, pack_bytes, unpack_bytes
 from tfrl.run.loop import Conclusion, Learner
 from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
-from tfrl.run.session import Session
+from tfrl.run.session import Session, tensorboard
 from tfrl.training import callbacks as own_callbacks
-from tfrl.training import start_from, summary
+from tfrl.training import start_from
 from tfrl.workers import machine
 from tfrl.workers.strategy import Runtime
 
@@ -219,7 +224,22 @@ class EnvLearner(Learner):
 
     def summary(self) -> dict[str, str]:
         """The learner's own rows of the table before training."""
-        return summary.rows(self._config, self._session, self.agent)
+        config = self._config
+        torso = config.torso + (f" of {config.hidden}" if config.torso == "mlp" else "")
+        if isinstance(config, Network) and config.memory != "none":
+            torso += f" and {config.memory} of {config.memory_size}"
+        width = f"width {config.torso_width}, " if config.torso_width != 1 else ""
+        lines = {
+            **_env(config),
+            "preset": config.preset,
+            "length": _length(config),
+            **self.agent.summary,
+            **_actors(config),
+            "network": f"{torso}, {width}{self.agent.num_parameters:,} parameters",
+        }
+        if (start := self._session.started_from) is not None:
+            lines["started from"] = f"{start['run']}, at {start['env_steps']:,} env steps"
+        return lines
 
     def check_length(self, found_steps: int) -> None:
         """Raises UserError if the checkpoint has more env steps than --total-steps."""
@@ -355,7 +375,7 @@ class EnvLearner(Learner):
             )
         elif stopped is not None:
             sentences.append(f"Ended after {self.steps_done:,} env steps: {stopped}.")
-        return Conclusion(sentences, *results.table(outcome), summary.next_commands(config))
+        return Conclusion(sentences, *results.table(outcome), _next_commands(config))
 
 
 def env_spec(config: RLSettings) -> EnvSpec:
@@ -395,3 +415,51 @@ def with_prefix(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.n
 def under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The arrays whose names begin with the prefix, without the prefix: the inverse of `with_prefix`."""
     return {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}
+
+
+def _next_commands(config: RLSettings) -> list[str]:
+    """Commands for a finished run, and a line of Python that loads its policy."""
+    run = shlex.quote(str(config.run_dir))
+    commands = {
+        tensorboard(config): "curves",
+        f"python -m tfrl.report {run}": "a page with curves and scores",
+        f"python -m tfrl.record {run}": "a video of the policy",
+        f"python -m tfrl.evaluate {run}": "returns of more episodes",
+        f"policy = tfrl.load({str(config.run_dir)!r})": "in Python; then policy(observations)",
+    }
+    width = max(map(len, commands))
+    return [f"{command.ljust(width)}  # {text}" for command, text in commands.items()]
+
+
+def _env(config: RLSettings) -> dict[str, str]:
+    observation, action = registry.specs(config)
+    limit = config.max_episode_steps
+    more = {"observes": str(observation), "takes": str(action)} | (
+        {"episodes": f"truncated after {limit:,} steps"} if limit else {}
+    )
+    if TRAIN not in config.level_sets:
+        kwargs = f", {json.dumps(config.env_kwargs)}" if config.env_kwargs else ""
+        skip = f", each action {config.frame_skip} times" if config.frame_skip else ""
+        return {"env": f"{config.env}{kwargs}{skip}", **more}
+    levels = f"levels {config.start_level} to {config.start_level + config.num_levels - 1}"
+    if not config.num_levels:
+        levels = "all levels"
+    if config.distribution_mode == "exploration":
+        levels = "a single level"
+    return {"game": f"{config.env}, {config.distribution_mode}, {levels}", **more}
+
+
+def _actors(config: RLSettings) -> dict[str, str]:
+    if not (isinstance(config, DistributedSettings) and config.is_ahead):
+        return {}
+    by = f"{config.actors} actors on Ray" if config.actors else "a thread"
+    most = "at the most " if config.free_running else ""
+    return {"actors": f"{by}, {most}{config.lag} updates behind"}
+
+
+def _length(config: RLSettings) -> str:
+    steps = config.run_steps
+    if config.updates_vary:
+        return f"{steps:,} env steps, up to the end of an update"
+    rounded = "" if steps == config.total_steps else f", --total-steps {config.total_steps:,} rounded up"
+    return f"{steps:,} env steps ({config.num_updates:,} updates{rounded})"
