@@ -23,10 +23,10 @@ def noise_of_a_run(*flags):
             found.append(rows[:, 0].copy())
             return np.zeros((2, 1), np.float32)
 
-        learner.agent.acting.explore = explore
+        acting = learner.agent.acting
         for iteration in range(1, 2000 // config.iteration_steps):
             first.append(learner.envs.get_state().first)
-            for _, step in learner.envs.steps(iteration, learner.agent.acting):
+            for _, step in learner.envs.steps(explore, acting.draw(iteration, range(2))):
                 first.append(step.first)
             del first[-1]
     return np.array(found), np.array(first)

@@ -90,7 +90,8 @@ def test_rounds_are_collected_with_weights_that_are_lag_iterations_old(learner, 
         for name in slow.agent.network.acting:
             slow.agent.learning.assign(name, acted[name])
         slow.agent.acting.forget()
-        expected = slow.envs.steps(iteration, slow.agent.acting)
+        acting = slow.agent.acting
+        expected = slow.envs.steps(acting.explore, acting.draw(iteration, range(4)))
         steps = one._rollout.steps()
         for (actions, step), (same, expected_step) in zip(steps, expected, strict=True):
             np.testing.assert_array_equal(actions, same)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from tfrl.envs import registry
-from tfrl.envs.spec import EnvSpec, VecEnv
+from tfrl.envs.spec import EnvSpec, Step, VecEnv
 from tfrl.experience.memory import CorrelatedNoise, Memory
 from tfrl.experience.rollout import Rollout
 
@@ -124,6 +124,7 @@ class Collector:
       rollouts: the number of buffers. A rollout is valid until this many later ones are collected.
       correlated: makes the noise of a number of envs, if noise is correlated in time.
       memory: makes the memory of a number of envs, if the policy is recurrent.
+      in_halves: one half of the envs may step while the policy computes the actions of the other.
     """
 
     def __init__(
@@ -136,12 +137,12 @@ class Collector:
         rollouts: int = 1,
         correlated: Callable[[int], CorrelatedNoise | None] = lambda envs: None,
         memory: Callable[[int], Memory | None] = lambda envs: None,
+        in_halves: bool = True,
     ) -> None:
         self.indices = list(indices)
         each = len(self.indices) // replicas
-        # Two groups: one steps while the policy computes the actions of the other. Each group needs two envs,
-        # because GPUs round a batch of one differently.
-        steps_beside = registry.family(spec.env).steps_beside
+        # Each half needs two envs, because GPUs round a batch of one differently.
+        steps_beside = in_halves and registry.family(spec.env).steps_beside
         halves = 2 if each % 2 == 0 and each >= 4 and steps_beside else 1
         width = each // halves
         by_replica = np.asarray(self.indices).reshape(replicas, each)
@@ -205,6 +206,28 @@ class Collector:
         policy.complete(rollout)
         rollout.seconds = time.perf_counter() - start
         return rollout
+
+    def observe(self) -> Step:
+        """The present observations of one group of envs, and the results of the last actions."""
+        (group,) = self._groups
+        return group.env.observe()
+
+    def steps(
+        self, choose: Callable[[np.ndarray, np.ndarray], np.ndarray], noise: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, Step]]:
+        """Steps one group of envs; yields the actions [B, *shape] and the `Step` after each.
+
+        `choose` gives the actions for observations [B, *shape] and noise [B, K], of which `noise` has all
+        steps.
+        """
+        (group,), step = self._groups, self.observe()
+        for rows in noise:
+            if group.correlated is not None:
+                rows = group.correlated.next(rows, step.first)
+            actions = choose(step.observation, rows)
+            group.env.act(actions)
+            step = group.env.observe()
+            yield actions, step
 
     def _observe(self, group: _Group, t: int, rollout: Rollout) -> np.ndarray:
         """Waits for o_t, stores it with the results of a_{t-1}, and returns o_t, [R, B, *shape]."""

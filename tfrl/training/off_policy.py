@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tfrl.algorithms.acting import ExploringNetwork
 from tfrl.algorithms.replay import PendingSteps, Prepared, ReplayAgent, ReplaySettings
 from tfrl.envs import registry
 from tfrl.envs.spec import Step
 from tfrl.experience import memory
-from tfrl.experience.collector import Collector, EnvStates
+from tfrl.experience.collector import Collector
 from tfrl.experience.replay import ReplayBuffer
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard
@@ -51,9 +50,10 @@ class OffPolicyLearner(EnvLearner):
             num_steps=config.steps_per_env,
             rollouts=config.rollouts_held,
             correlated=functools.partial(memory.correlated_noise, config),
+            in_halves=config.is_ahead,
         )
         self._prefetch = make_prefetch(config, session, replicas=1, make=make)
-        self.envs = SyncEnvs(config, session) if self._prefetch is None else self._prefetch.collector
+        self.envs = make() if self._prefetch is None else self._prefetch.collector
         self.time_columns = (*_COLUMNS, *(COLUMNS if self._prefetch else ()))
         observation, action = registry.specs(config)
         self.replay = ReplayBuffer(
@@ -114,9 +114,10 @@ class OffPolicyLearner(EnvLearner):
         taken with older weights; the next ones are requested.
         """
         if self._prefetch is None:
-            envs: SyncEnvs = self.envs  # type: ignore[assignment]  # without a prefetch
+            envs: Collector = self.envs  # type: ignore[assignment]  # without a prefetch
             self.replay.show(envs.observe())
-            return envs.steps(self._session.step, self.agent.acting)
+            acting = self.agent.acting
+            return envs.steps(acting.explore, acting.draw(self._session.step, self._indices))
         self._rollout = self._prefetch.take(self._session.step, self.agent.get_weights())
         at = self._prefetch.collector.began
         order = [at.indices.index(i) for i in self._indices]
@@ -228,51 +229,3 @@ class OffPolicyLearner(EnvLearner):
         of_replay = [{**under("replay/", part), "indices": part["indices"]} for part in parts]
         self.replay.set_state(of_replay, shards)
         self.replay.set_current(*shown_envs(parts, self._indices))
-
-
-class SyncEnvs:
-    """This worker's envs, which step between gradient steps; implements `tfrl.training.learner.Envs`."""
-
-    def __init__(self, config: ReplaySettings, session: Session) -> None:
-        self.indices = list(session.runtime.local_envs(config.num_envs))
-        self._envs = registry.make(env_spec(config), self.indices)
-        self._correlated = memory.correlated_noise(config, len(self.indices))
-
-    def observe(self) -> Step:
-        """The present observations, and the results of the last actions."""
-        return self._envs.observe()
-
-    def steps(self, iteration: int, acting: ExploringNetwork) -> Iterator[tuple[np.ndarray, Step]]:
-        """Takes the env steps of an iteration; yields the actions [B, *shape] and the `Step` after each."""
-        step = self._envs.observe()
-        for rows in acting.draw(iteration, self.indices):
-            if self._correlated is not None:
-                rows = self._correlated.next(rows, step.first)
-            actions = acting.explore(step.observation, rows)
-            self._envs.act(actions)
-            step = self._envs.observe()
-            yield actions, step
-
-    # State
-
-    @property
-    def exact_state(self) -> bool:
-        """True if `set_state` restores exactly. After a call of `set_state`: true if that call was exact."""
-        return self._envs.exact_state
-
-    def get_state(self) -> EnvStates:
-        """The envs' present state."""
-        step = self._envs.observe()
-        states = self._envs.get_state()
-        if self._correlated is not None:
-            states = self._correlated.add_to(states)
-        return EnvStates(self.indices, states, step.observation, step.first)
-
-    def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Restores states by global env index."""
-        mine = [states[i] for i in self.indices]
-        self._envs.set_state(mine if self._correlated is None else self._correlated.take_from(mine))
-
-    def close(self) -> None:
-        """Stops the envs."""
-        self._envs.close()
