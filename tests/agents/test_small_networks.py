@@ -140,7 +140,7 @@ def test_extras_of_a_whole_rollout_equal_those_of_single_steps(tmp_path, env):
     learner = make(tmp_path, "--env", env, *SHORT, "--replicas", "2")
     learners.change(learner.agent, moved_by(learner.agent, np.random.default_rng(0)))
     rollout, agent = learner.collect(), learner.agent
-    noise = rng.action_noise(3, learner._session.step, range(4), 32, agent.draw_noise)
+    noise = rng.action_noise(3, learner._session.step, range(4), 32, agent.network.draw_noise)
     noise = rollout.by_replica(noise)
     for at in np.ndindex(rollout.rewards.shape):
         actions, extras = said(agent, rollout.observations[at][None], noise[at][None])
