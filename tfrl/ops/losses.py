@@ -1,4 +1,7 @@
-"""Losses of policy-gradient methods, per sample: the caller sums and divides by the global batch."""
+"""Losses of policy-gradient methods, per sample: the caller sums and divides by the global batch.
+
+Arguments and results are float [B], unless a docstring says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,7 @@ def clipped_surrogate(ratio: tf.Tensor, advantage: tf.Tensor, clip_ratio: float)
 
         L = -min(rho * A, clip(rho, 1 - eps, 1 + eps) * A)
 
-    Args:
-      ratio: float [B], rho = pi(a|o) / pi_old(a|o).
-      advantage: float [B].
-      clip_ratio: eps.
-
-    Returns:
-      float [B].
+    `ratio` is rho = pi(a|o) / pi_old(a|o), and `clip_ratio` is eps.
     """
     ratio, advantage = tf.convert_to_tensor(ratio), tf.convert_to_tensor(advantage)
     ratio.shape.assert_has_rank(1)
@@ -34,12 +31,7 @@ def policy_gradient(log_prob: tf.Tensor, advantage: tf.Tensor) -> tf.Tensor:
 
     IMPALA's policy loss with the advantages of `returns.vtrace`, REINFORCE's with those of returns.
 
-    Args:
-      log_prob: float [B], of the policy that learns.
-      advantage: float [B], a constant here.
-
-    Returns:
-      float [B].
+    `log_prob` is that of the policy that learns; the advantage is a constant here.
     """
     log_prob, advantage = tf.convert_to_tensor(log_prob), tf.convert_to_tensor(advantage)
     log_prob.shape.assert_has_rank(1)
@@ -48,7 +40,7 @@ def policy_gradient(log_prob: tf.Tensor, advantage: tf.Tensor) -> tf.Tensor:
 
 
 def value_error(value: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
-    """Half the squared error, [B]."""
+    """Half the squared error."""
     value, target = tf.convert_to_tensor(value), tf.convert_to_tensor(target)
     value.shape.assert_has_rank(1)
     target.shape.assert_is_compatible_with(value.shape)
@@ -63,13 +55,7 @@ def huber_value_error(value: tf.Tensor, target: tf.Tensor, delta: float = 1.0) -
     Huber 1964, Annals of Mathematical Statistics 35, section 4; its gradient is DQN's clipped error (Mnih et
     al. 2015, Nature 518, methods). PyTorch calls it `smooth_l1` where delta is 1.
 
-    Args:
-      value: float [B], V.
-      target: float [B], R.
-      delta: in the units of the value.
-
-    Returns:
-      float [B].
+    V is `value`, and R is `target`; `delta` is in the units of the value.
     """
     value, target = tf.convert_to_tensor(value), tf.convert_to_tensor(target)
     value.shape.assert_has_rank(1)
@@ -93,14 +79,11 @@ def clipped_value_error(
     This is the loss of OpenAI Baselines' ppo2, which made the published procgen results.
 
     Args:
-      value: float [B], V of the weights being trained.
-      old_value: float [B], V when the rollout was made.
-      target: float [B], R.
+      value: V of the weights being trained.
+      old_value: V when the rollout was made.
+      target: R.
       clip_ratio: eps, in the units of the value.
       error: `value_error` or `huber_value_error`.
-
-    Returns:
-      float [B].
     """
     clipped = old_value + tf.clip_by_value(value - old_value, -clip_ratio, clip_ratio)
     return tf.maximum(error(value, target), error(clipped, target))
@@ -118,14 +101,8 @@ def approx_kl(log_ratio: tf.Tensor) -> tf.Tensor:
 def categorical_kl(logits_p: tf.Tensor, logits_q: tf.Tensor) -> tf.Tensor:
     """KL(p, q) = sum_a p(a) (log p(a) - log q(a)) of two categorical distributions, in nats.
 
-    It is computed in float64, because vectorised exponentials round a number by its place in the batch.
-
-    Args:
-      logits_p: float [B, A].
-      logits_q: float [B, A].
-
-    Returns:
-      float [B], of the dtype of `logits_q`. Gradients flow to both.
+    It is computed in float64, because vectorised exponentials round a number by its place in the batch. The
+    logits are float [B, A], and the result has the dtype of `logits_q`. Gradients flow to both.
     """
     logits_p, logits_q = tf.convert_to_tensor(logits_p), tf.convert_to_tensor(logits_q)
     logits_p.shape.assert_has_rank(2)

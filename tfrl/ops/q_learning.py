@@ -3,7 +3,10 @@
 A transition (o, a, r, d, o') has the reward r and the discount d of later rewards: gamma^n after n steps, 0
 if the episode terminated. If the episode was truncated, d is not 0, and o' is its final observation. `n_step`
 makes r and d. All other functions are per sample: the caller sums losses and divides by the size of the
-global batch. No gradient flows through a target. Several critics are stacked in the first dimension: [N, B].
+global batch. No gradient flows through a target.
+
+Unless a docstring says otherwise, arguments and results are float [B]. Values of all A actions are [B, A],
+those of N critics [N, B] or [N, B, A]. `alpha`, the temperature, is a scalar. Q' is Q of the target network.
 """
 
 from __future__ import annotations
@@ -51,14 +54,6 @@ def td_target(reward: tf.Tensor, discount: tf.Tensor, next_value: tf.Tensor) -> 
     """y = r + d V(o') (Sutton and Barto 2018, eq. 6.2).
 
     With V(o') = Q'(o', mu'(o')) it is DDPG's (Lillicrap et al. 2016, arXiv:1509.02971, algorithm 1).
-
-    Args:
-      reward: float [B].
-      discount: float [B].
-      next_value: float [B], of the target networks.
-
-    Returns:
-      float [B].
     """
     reward, discount, next_value = map(tf.convert_to_tensor, (reward, discount, next_value))
     reward.shape.assert_has_rank(1)
@@ -70,13 +65,7 @@ def td_target(reward: tf.Tensor, discount: tf.Tensor, next_value: tf.Tensor) -> 
 def q_learning_target(reward: tf.Tensor, discount: tf.Tensor, next_q: tf.Tensor) -> tf.Tensor:
     """y = r + d max_a Q'(o', a) (Mnih et al. 2015, doi:10.1038/nature14236, algorithm 1).
 
-    Args:
-      reward: float [B].
-      discount: float [B].
-      next_q: float [B, A], Q'(o', a) of the target network.
-
-    Returns:
-      float [B].
+    `next_q` is Q'(o', a), float [B, A].
     """
     return td_target(reward, discount, tf.reduce_max(next_q, axis=-1))
 
@@ -86,14 +75,7 @@ def double_q_learning_target(
 ) -> tf.Tensor:
     """y = r + d Q'(o', argmax_a Q(o', a)) (van Hasselt et al. 2016, arXiv:1509.06461, section "Double DQN").
 
-    Args:
-      reward: float [B].
-      discount: float [B].
-      next_q: float [B, A], Q'(o', a) of the target network, which values the action.
-      next_q_online: float [B, A], Q(o', a) of the network that learns, which chooses it.
-
-    Returns:
-      float [B].
+    `next_q` is Q'(o', a), which values the action, and `next_q_online` is Q(o', a), which chooses it; [B, A].
     """
     next_q, next_q_online = tf.convert_to_tensor(next_q), tf.convert_to_tensor(next_q_online)
     next_q_online.shape.assert_is_compatible_with(next_q.shape)
@@ -107,14 +89,8 @@ def smoothed_action(
 
         a' = clip(mu'(o') + clip(scale * noise, -c, c), -1, 1)
 
-    Args:
-      action: float [B, D] in [-1, 1], mu'(o') of the target actor.
-      noise: float [B, D], standard normal.
-      scale: standard deviation of the noise.
-      clip: c.
-
-    Returns:
-      float [B, D] in [-1, 1].
+    `action` is mu'(o') of the target actor. Actions are float [B, D] in [-1, 1]; `noise` is standard normal,
+    [B, D], `scale` is its deviation in the result, and `clip` is c.
     """
     return tf.clip_by_value(action + tf.clip_by_value(scale * noise, -clip, clip), -1.0, 1.0)
 
@@ -123,29 +99,13 @@ def soft_value(qs: tf.Tensor, log_prob: tf.Tensor, alpha: tf.Tensor) -> tf.Tenso
     """V(o) = min_i Q_i(o, a) - alpha log pi(a|o), a ~ pi (Haarnoja et al. 2018, arXiv:1812.05905, eq. 3).
 
     `td_target` of the next observation's soft value is SAC's target (eq. 5).
-
-    Args:
-      qs: float [N, B], Q_i(o, a).
-      log_prob: float [B], log pi(a|o).
-      alpha: float [], the temperature.
-
-    Returns:
-      float [B].
     """
     return tf.reduce_min(qs, axis=0) - alpha * log_prob
 
 
 def discrete_soft_value(qs: tf.Tensor, log_probs: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
     """V(o) = sum_a pi(a|o) (min_i Q_i(o, a) - alpha log pi(a|o)): `soft_value` without sampling
-    (Christodoulou 2019, arXiv:1910.07207, eq. 10).
-
-    Args:
-      qs: float [N, B, A], Q_i(o, a).
-      log_probs: float [B, A], log pi(a|o).
-      alpha: float [], the temperature.
-
-    Returns:
-      float [B].
+    (Christodoulou 2019, arXiv:1910.07207, eq. 10), from Q_i(o, a) [N, B, A] and log pi(a|o) [B, A].
     """
     return tf.reduce_sum(_probabilities(log_probs) * soft_value(qs, log_probs, alpha), axis=-1)
 
@@ -154,15 +114,7 @@ def discrete_soft_value(qs: tf.Tensor, log_probs: tf.Tensor, alpha: tf.Tensor) -
 
 
 def dueling(value: tf.Tensor, advantages: tf.Tensor) -> tf.Tensor:
-    """Q(o, a) = V(o) + A(o, a) - mean_a' A(o, a') (Wang et al. 2016, arXiv:1511.06581, eq. 9).
-
-    Args:
-      value: float [B].
-      advantages: float [B, A].
-
-    Returns:
-      float [B, A].
-    """
+    """Q(o, a) = V(o) + A(o, a) - mean_a' A(o, a') (Wang et al. 2016, arXiv:1511.06581, eq. 9), [B, A]."""
     value, advantages = tf.convert_to_tensor(value), tf.convert_to_tensor(advantages)
     advantages.shape.assert_has_rank(2)
     value.shape.assert_is_compatible_with(advantages.shape[:1])
@@ -180,14 +132,11 @@ def td_loss(
     """w l(y - Q), with l half the square, or Huber's loss (Mnih et al. 2015, Methods: "clipped" errors).
 
     Args:
-      q: float [B], Q(o, a).
-      target: float [B], y.
-      weight: float [B], the importance-sampling weights of prioritised replay (Schaul et al. 2016,
-        arXiv:1511.05952, section 3.4), or 1.
+      q: Q(o, a).
+      target: y.
+      weight: the importance-sampling weights of prioritised replay (Schaul et al. 2016, arXiv:1511.05952,
+        section 3.4), or 1.
       huber_delta: the loss is linear for larger errors; None: half the square.
-
-    Returns:
-      float [B].
     """
     q = tf.convert_to_tensor(q)
     weight = tf.convert_to_tensor(weight, q.dtype)
@@ -205,13 +154,7 @@ def soft_actor_loss(qs: tf.Tensor, log_prob: tf.Tensor, alpha: tf.Tensor) -> tf.
 
         alpha log pi(a|o) - min_i Q_i(o, a),    a ~ pi
 
-    Args:
-      qs: float [N, B], Q_i(o, a); the gradient flows through the action.
-      log_prob: float [B], log pi(a|o) of the same action.
-      alpha: float [], the temperature, a constant here.
-
-    Returns:
-      float [B].
+    The gradient flows through the action; the temperature is a constant here.
     """
     return -soft_value(qs, log_prob, tf.stop_gradient(alpha))
 
@@ -219,13 +162,7 @@ def soft_actor_loss(qs: tf.Tensor, log_prob: tf.Tensor, alpha: tf.Tensor) -> tf.
 def discrete_soft_actor_loss(qs: tf.Tensor, log_probs: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
     """sum_a pi(a|o) (alpha log pi(a|o) - min_i Q_i(o, a)) (Christodoulou 2019, arXiv:1910.07207, eq. 12).
 
-    Args:
-      qs: float [N, B, A], Q_i(o, a), constants here.
-      log_probs: float [B, A], log pi(a|o).
-      alpha: float [], the temperature, a constant here.
-
-    Returns:
-      float [B].
+    The values [N, B, A] and the temperature are constants here.
     """
     return -discrete_soft_value(tf.stop_gradient(qs), log_probs, tf.stop_gradient(alpha))
 
@@ -236,14 +173,9 @@ def temperature_loss(log_alpha: tf.Tensor, entropy: tf.Tensor, target_entropy: f
     Haarnoja et al. 2018, arXiv:1812.05905, eq. 18, with H = -log pi(a|o) of a sample; Christodoulou 2019,
     arXiv:1910.07207, eq. 11, with H = -sum_a pi(a|o) log pi(a|o).
 
-    Args:
-      log_alpha: float [], the learned logarithm of the temperature, so that the temperature stays positive.
-      entropy: float [B], H in nats, a constant here.
-      target_entropy: in nats; in the papers -D for D continuous actions, and 0.98 log A for A discrete
-        actions.
-
-    Returns:
-      float [B].
+    The scalar `log_alpha` is learned, so that the temperature stays positive. `entropy` is H, a constant
+    here. `target_entropy` is in nats; in the papers -D for D continuous actions, and 0.98 log A for A
+    discrete actions.
     """
     return tf.exp(log_alpha) * tf.stop_gradient(entropy - target_entropy)
 

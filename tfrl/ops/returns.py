@@ -2,8 +2,8 @@
 
 All functions use one convention. Step t has the reward r_t of action a_t, and a discount d_t, which is the
 weight of later rewards: gamma while the episode continues, 0 where it ends. Only `rewards_and_discounts`
-deals with the ends of episodes. V_t is the value of the observation before a_t, and V_T, `last_value`, that
-of the observation after the last action.
+deals with the ends of episodes. V_t is the value of the observation before a_t, and V_T, `last_value` [B],
+that of the observation after the last action. All other arrays are float [T, B], from t = 0 to T-1.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ def rewards_and_discounts(
     arXiv:1712.00378). Its discount is still 0, because the next step belongs to another episode.
 
     Args:
-      rewards: float [T, B], r_0 ... r_{T-1}.
+      rewards: r_t.
       first: bool [T, B], first_1 ... first_T: the observation after a_t begins a new episode.
       truncated: bool [T, B]: the episode was truncated after a_t, and did not terminate; implies `first`.
-      final_values: float [T, B], the value of a truncated episode's final observation; other places are not
-        read.
+      final_values: the value of a truncated episode's final observation; other places are not read.
       gamma: discount per step.
 
     Returns:
-      Rewards [T, B], which change only where an episode was truncated, and discounts [T, B].
+      Rewards, which change only where an episode was truncated, and discounts.
     """
     rewards, first, truncated, final_values = map(
         tf.convert_to_tensor, (rewards, first, truncated, final_values)
@@ -52,15 +51,8 @@ def gae(
         delta_t = r_t + d_t V_{t+1} - V_t
         A_t     = delta_t + lam d_t A_{t+1}
 
-    Args:
-      rewards: float [T, B], r_0 ... r_{T-1}.
-      discounts: float [T, B], d_0 ... d_{T-1}.
-      values: float [T, B], V_0 ... V_{T-1}.
-      last_value: float [B], V_T.
-      lam: 0 gives one-step errors, 1 gives Monte-Carlo returns minus values.
-
-    Returns:
-      Advantages A_t [T, B] and value targets A_t + V_t [T, B], which are the lambda-returns.
+    `lam` 0 gives one-step errors, 1 gives Monte-Carlo returns minus values. Returns the advantages A_t, and
+    the value targets A_t + V_t, which are the lambda-returns.
     """
     rewards, discounts, values, last_value = map(
         tf.convert_to_tensor, (rewards, discounts, values, last_value)
@@ -97,17 +89,15 @@ def vtrace(
     rollout (pi = mu, rho_bar >= 1, c_bar >= 1) are those of `gae` for any lam.
 
     Args:
-      log_ratios: float [T, B], log pi(a_t|o_t) - log mu(a_t|o_t).
-      rewards: float [T, B], r_0 ... r_{T-1}.
-      discounts: float [T, B], d_0 ... d_{T-1}.
-      values: float [T, B], V_0 ... V_{T-1}, of the weights that learn.
-      last_value: float [B], V_T.
+      log_ratios: log pi(a_t|o_t) - log mu(a_t|o_t).
+      rewards, discounts: r_t and d_t.
+      values, last_value: V_t and V_T, of the weights that learn.
       rho_bar: decides the fixed point: the value of pi if it is infinite, close to that of mu if near 0.
       c_bar: limits the effect of later errors. It changes the speed of learning and not its fixed point.
       lam: shortens the traces (remark 2).
 
     Returns:
-      Advantages A_t [T, B], which contain rho_t, and value targets v_t [T, B], both without gradients.
+      Advantages A_t, which contain rho_t, and value targets v_t, both without gradients.
     """
     log_ratios, rewards, discounts, values, last_value = (
         tf.stop_gradient(tf.convert_to_tensor(x))
