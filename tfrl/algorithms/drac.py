@@ -226,4 +226,4 @@ class DrACAgent(PPOAgent):
             names = self._bandit.get_state()
             self._bandit.set_state({name: state[_BANDIT + name] for name in names})
             self._choices.clear()
-            self._choices.extend(int(c) for c in np.atleast_1d(state[_BANDIT + _LAST]) if c >= 0)
+            self._choices.extend(state[_BANDIT + _LAST].tolist())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -236,10 +236,8 @@ class ReinforceAgent(Agent):
 
     # Learning
 
-    def update(
-        self, episodes: EpisodeBatch, on_part: Callable[[float], None] = lambda share: None
-    ) -> dict[str, float]:
-        """Takes one gradient step from the episodes of all envs; `on_part` gets the finished share.
+    def update(self, episodes: EpisodeBatch) -> dict[str, float]:
+        """Takes one gradient step from the episodes of all envs.
 
         Raises:
           TrainingError: the loss or the gradient is not finite.
@@ -258,7 +256,6 @@ class ReinforceAgent(Agent):
             ((of_part,), sums_of_part), (error_of_part, _) = self._gradient(*part, share)
             gradient, sums = gradient + of_part, sums + sums_of_part.numpy()
             error = max(error, float(error_of_part))
-            on_part(min(1.0, (begin + self._rows) / size))
         norm = float(tf.norm(gradient))
         found = dict(zip(_SUMS, sums.tolist(), strict=True)) | {"grad_norm": norm}
         for name, value in found.items():

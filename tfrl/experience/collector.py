@@ -5,16 +5,19 @@ This file does not import TensorFlow, so a process that only steps envs starts q
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec, Step, VecEnv
+from tfrl.experience import memory
 from tfrl.experience.memory import CorrelatedNoise, Memory
 from tfrl.experience.rollout import Rollout
 
@@ -157,6 +160,21 @@ class Collector:
         self._rollouts: deque[Rollout] = deque()
         self._most = rollouts
         self._size = (replicas, num_steps, each)
+
+    @classmethod
+    def of_settings(
+        cls, config: RLSettings, spec: EnvSpec, indices: Sequence[int], *, replicas: int, **options: Any
+    ) -> Collector:
+        """Makes the collector of a run's settings; the other arguments are those of the class."""
+        return cls(
+            spec,
+            indices,
+            replicas=replicas,
+            num_steps=config.steps_per_env,
+            correlated=functools.partial(memory.correlated_noise, config),
+            memory=functools.partial(memory.of_settings, config),
+            **options,
+        )
 
     def _buffers(self) -> Rollout:
         if len(self._rollouts) < self._most:

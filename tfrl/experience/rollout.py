@@ -127,18 +127,13 @@ def check_memory(spec: ArraySpec, num_envs: int, num_steps: int, workers: int, h
 
     `here` is the number of workers on this machine.
     """
-    if observation_bytes(spec, num_envs * num_steps // workers) > machine.memory() // here:
-        raise too_large(spec, num_envs, num_steps, workers)
-
-
-def too_large(spec: ArraySpec, num_envs: int, num_steps: int, workers: int) -> UserError:
-    """Makes the error for rollouts that do not fit into memory; it names the settings to lower."""
-    needed = words.size(observation_bytes(spec, num_envs * num_steps // workers))
-    share = f" in each of {workers} workers" if workers > 1 else ""
-    return UserError(
-        f"--num-envs {num_envs} x --num-steps {num_steps} need {needed} for observations{share}, and this "
-        f"machine has {words.size(machine.memory())} of memory; lower one of the two."
-    )
+    needed, memory = observation_bytes(spec, num_envs * num_steps // workers), machine.memory()
+    if needed > memory // here:
+        share = f" in each of {workers} workers" if workers > 1 else ""
+        raise UserError(
+            f"--num-envs {num_envs} x --num-steps {num_steps} need {words.size(needed)} for "
+            f"observations{share}, and this machine has {words.size(memory)} of memory; lower one of the two."
+        )
 
 
 @dataclass(frozen=True)

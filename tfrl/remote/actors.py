@@ -15,7 +15,6 @@ from tfrl.config import actors as actors_settings
 from tfrl.config.actors import LEARNER, DistributedSettings
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
-from tfrl.experience import memory
 from tfrl.experience.collector import Collected, Collector, Versioned
 from tfrl.experience.rollout import Rollout
 from tfrl.ops.graph import tf
@@ -48,12 +47,7 @@ class RemoteActor:
         set_up_tensorflow()
         parts.one_thread_each()
         tf.config.threading.set_inter_op_parallelism_threads(threads)
-        correlated = functools.partial(memory.correlated_noise, config)
-        remembered = functools.partial(memory.of_settings, config)
-        steps = config.steps_per_env
-        collector = Collector(
-            spec, indices, replicas=1, num_steps=steps, correlated=correlated, memory=remembered
-        )
+        collector = Collector.of_settings(config, spec, indices, replicas=1)
         self._actor = Actor(config, collector, precision, at_once=threads)
         self._lag = config.lag or 0
         self._newest, self._offered = Versioned(-1, {}), threading.Condition()

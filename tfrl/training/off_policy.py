@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,14 +11,13 @@ import numpy as np
 from tfrl.algorithms.replay import PendingSteps, Prepared, ReplayAgent, ReplaySettings
 from tfrl.envs import registry
 from tfrl.envs.spec import Step
-from tfrl.experience import memory
 from tfrl.experience.collector import Collector
 from tfrl.experience.replay import ReplayBuffer
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.session import Session
-from tfrl.training.learner import EnvLearner, MakeAgent, env_spec, shown_envs, under, with_prefix
-from tfrl.training.prefetch import COLUMNS, make_prefetch
+from tfrl.training.learner import EnvLearner, MakeAgent, shown_envs, under, with_prefix
+from tfrl.training.prefetch import COLUMNS, make_envs
 
 _COLUMNS = (
     *("replay/size", "time/env_steps_per_second", "time/updates_per_second", "time/rollout_seconds"),
@@ -42,18 +40,7 @@ class OffPolicyLearner(EnvLearner):
     def __init__(self, config: ReplaySettings, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
         self._indices = list(session.runtime.local_envs(config.num_envs))
-        make = functools.partial(
-            Collector,
-            env_spec(config),
-            self._indices,
-            replicas=1,
-            num_steps=config.steps_per_env,
-            rollouts=config.rollouts_held,
-            correlated=functools.partial(memory.correlated_noise, config),
-            in_halves=config.is_ahead,
-        )
-        self._prefetch = make_prefetch(config, session, replicas=1, make=make)
-        self.envs = make() if self._prefetch is None else self._prefetch.collector
+        self.envs, self._prefetch = make_envs(config, session, replicas=1)
         self.time_columns = (*_COLUMNS, *(COLUMNS if self._prefetch else ()))
         observation, action = registry.specs(config)
         self.replay = ReplayBuffer(

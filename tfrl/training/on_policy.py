@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -13,17 +12,14 @@ import numpy as np
 from tfrl.algorithms.actor_critic import ActorCriticAgent, RolloutSettings
 from tfrl.cli.errors import TrainingError
 from tfrl.envs import registry
-from tfrl.experience import memory
-from tfrl.experience.collector import Collector
 from tfrl.experience.normalize import ObservationNormalizer, RewardNormalizer, env_moments
-from tfrl.experience.rollout import Rollout, too_large
+from tfrl.experience.rollout import Rollout
 from tfrl.networks.weights import weights_of
 from tfrl.run import rng
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.session import Session
 from tfrl.training.learner import EnvLearner, MakeAgent, env_spec, under, with_prefix
-from tfrl.training.prefetch import COLUMNS, make_prefetch
-from tfrl.workers.strategy import Runtime
+from tfrl.training.prefetch import COLUMNS, make_envs
 
 _COLUMNS = (
     *("time/env_steps_per_second", "time/rollout_seconds", "time/update_seconds"),
@@ -42,9 +38,7 @@ class OnPolicyLearner(EnvLearner):
     def __init__(self, config: RolloutSettings, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
         self._indices = list(session.runtime.local_envs(config.num_envs))
-        replicas, make = session.runtime.local_replicas, lambda: make_collector(config, session.runtime)
-        self._prefetch = make_prefetch(config, session, replicas=replicas, make=make)
-        self.envs = make() if self._prefetch is None else self._prefetch.collector
+        self.envs, self._prefetch = make_envs(config, session, replicas=session.runtime.local_replicas)
         self.time_columns = (*_COLUMNS, *(COLUMNS if self._prefetch else ()))
         self._rewards = RewardNormalizer(config.num_envs)
         self._observations: ObservationNormalizer | None = None
@@ -219,20 +213,3 @@ def random_observations(config: RolloutSettings, steps: int) -> np.ndarray:
             env.act(env.action_spec.from_uniform(drawn, allowed))
     env.close()
     return np.stack(observations)
-
-
-def make_collector(config: RolloutSettings, runtime: Runtime) -> Collector:
-    """Makes this worker's envs, with buffers for all rollouts that exist at a time. Raises UserError."""
-    held = config.rollouts_held
-    try:
-        return Collector(
-            env_spec(config),
-            runtime.local_envs(config.num_envs),
-            replicas=runtime.local_replicas,
-            num_steps=config.num_steps,
-            rollouts=held,
-            memory=functools.partial(memory.of_settings, config),
-        )
-    except MemoryError:
-        spec = registry.specs(config)[0]
-        raise too_large(spec, config.num_envs, held * config.num_steps, runtime.num_workers) from None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from tfrl.algorithms.acting import Actor
 from tfrl.config.actors import DistributedSettings
 from tfrl.config.run import RLSettings
 from tfrl.experience.collector import Collected, Collector, EnvStates, Versioned
+from tfrl.experience.replay import BufferSettings
 from tfrl.experience.rollout import Rollout
 from tfrl.run.session import Session
 from tfrl.training.callbacks import WAITS
@@ -117,26 +118,31 @@ class ThreadCollector:
         self._actor.collector.close()
 
 
-def make_prefetch(
-    config: DistributedSettings, session: Session, *, replicas: int, make: Callable[[], Collector]
-) -> Prefetch | None:
-    """Makes this worker's envs, in a thread or on Ray, as the settings say; None without lag and actors.
+def make_envs(
+    config: DistributedSettings, session: Session, *, replicas: int
+) -> tuple[Collector | ThreadCollector | RayCollector, Prefetch | None]:
+    """Makes this worker's envs, which this process, a thread or Ray steps, as the settings say.
 
     Args:
-      config: the settings, with the sections Lag and Actors.
+      config: the settings.
       session: this process's part of the run.
       replicas: the number of replicas over which the envs of a rollout are divided.
-      make: makes the `Collector` of a thread.
     """
-    if not config.is_ahead:
-        return None
-    if not config.actors:
-        return Prefetch(config, ThreadCollector(config, make(), session.runtime, session.watchdog))
-    if config.ray_address is not None:
-        remote.reach_other_machines()
-    from tfrl.remote.actors import RayCollector  # which imports Ray, and may not be there
+    if config.actors:
+        if config.ray_address is not None:
+            remote.reach_other_machines()
+        from tfrl.remote.actors import RayCollector  # which imports Ray, and may not be there
 
-    return Prefetch(config, RayCollector(config, env_spec(config), session, replicas=replicas))
+        on_ray = RayCollector(config, env_spec(config), session, replicas=replicas)
+        return on_ray, Prefetch(config, on_ray)
+    in_turn = isinstance(config, BufferSettings) and not config.is_ahead
+    options = {"replicas": replicas, "rollouts": config.rollouts_held, "in_halves": not in_turn}
+    indices = session.runtime.local_envs(config.num_envs)
+    collector = Collector.of_settings(config, env_spec(config), indices, **options)
+    if not config.is_ahead:
+        return collector, None
+    thread = ThreadCollector(config, collector, session.runtime, session.watchdog)
+    return thread, Prefetch(config, thread)
 
 
 class Prefetch:
