@@ -97,10 +97,6 @@ class ActorCriticAgent(Agent):
     """Actor, critic and their gradient steps under a strategy: an agent that learns from each rollout.
 
     A subclass has `make_steps`, `uses_xla`, `gradient_steps_per_update` and `update`.
-
-    Args:
-      config: the settings.
-      runtime: the strategy and this worker's place in it.
     """
 
     _config: RolloutSettings

@@ -40,7 +40,6 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
 """The settings that each preset changes in Config's defaults, also for TD3."""
 
 
-# The fields of a dataclass begin with those of its last base class.
 @dataclass(frozen=True)
 class Config(DDPG, ReplaySettings):
     """All settings of a DDPG run. One field a flag."""

@@ -130,7 +130,6 @@ _SUMMARIES = {
 }
 
 
-# The fields of a dataclass begin with those of its last base class.
 @dataclass(frozen=True)
 class Config(DQN, ReplaySettings):
     """All settings of a DQN run. One field a flag."""

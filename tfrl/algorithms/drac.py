@@ -65,7 +65,6 @@ _SUMMARIES = {
 }
 
 
-# The fields of a dataclass begin with those of its last base class.
 @dataclass(frozen=True)
 class Config(DrAC, ppo.Config):
     """All settings of a run of data-regularised PPO. One field a flag."""
@@ -113,12 +112,7 @@ _LAST = "last_choice"  # of the last --lag + 1 updates, the newest last
 
 
 class DrACAgent(PPOAgent):
-    """Train data-regularised PPO (DrAC), on envs with images and discrete actions.
-
-    Args:
-      config: the settings.
-      runtime: the strategy and this worker's place in it.
-    """
+    """Train data-regularised PPO (DrAC), on envs with images and discrete actions."""
 
     settings = Config
     env = "coinrun"

@@ -174,12 +174,7 @@ class Batch(NamedTuple):
 
 
 class ImpalaAgent(ActorCriticAgent):
-    """Train IMPALA, an actor-critic that learns by V-trace from envs that run ahead.
-
-    Args:
-      config: the settings.
-      runtime: the strategy and this worker's place in it.
-    """
+    """Train IMPALA, an actor-critic that learns by V-trace from envs that run ahead."""
 
     settings = Config
     env = "coinrun"

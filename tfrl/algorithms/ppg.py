@@ -90,7 +90,6 @@ _SUMMARIES = {
 }
 
 
-# The fields of a dataclass begin with those of its last base class.
 @dataclass(frozen=True)
 class Config(PPG, ppo.Config):
     """All settings of a run of phasic policy gradient. One field a flag.
@@ -154,10 +153,6 @@ class PPGAgent(PPOAgent):
     """Train phasic policy gradient (PPG), which is PPO and an auxiliary phase.
 
     With --share-torso, the value's gradient reaches the shared torso only in the auxiliary phase.
-
-    Args:
-      config: the settings.
-      runtime: the strategy and this worker's place in it.
 
     Attributes:
       targets: the value targets of the last rollout, float32 [R, T, B].

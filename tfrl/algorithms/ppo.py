@@ -378,10 +378,6 @@ class Estimates(NamedTuple):
 class PPOAgent(ActorCriticAgent):
     """Train PPO, an actor-critic whose policy changes little in an update.
 
-    Args:
-      config: the settings.
-      runtime: the strategy and this worker's place in it.
-
     An algorithm with another loss extends this class and overrides `_losses`, `_extra_inputs` and `means`.
 
     Attributes:

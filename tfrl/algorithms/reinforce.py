@@ -161,12 +161,7 @@ _ROWS, _ROWS_OF_IMAGES = 1024, 64
 
 
 class ReinforceAgent(Agent):
-    """Train REINFORCE, an actor that chooses the actions for all observers and learns from whole episodes.
-
-    Args:
-      config: the settings.
-      runtime: the strategy, of one device.
-    """
+    """Train REINFORCE, an actor that chooses the actions for all observers and learns from whole episodes."""
 
     settings = Config
     _config: Config

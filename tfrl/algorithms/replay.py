@@ -290,10 +290,6 @@ class ReplayAgent(Agent):
 
     A subclass has the class attributes and `make_steps`.
 
-    Args:
-      config: the settings.
-      runtime: the strategy and this worker's place in it.
-
     Attributes:
       update_noise: the number of standard normal numbers of each row of a batch.
       target_networks: the names of the networks that have a target network.

@@ -49,7 +49,6 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
 """The settings that each preset changes in Config's defaults."""
 
 
-# The fields of a dataclass begin with those of its last base class.
 @dataclass(frozen=True)
 class Config(SAC, ReplaySettings):
     """All settings of a SAC run. One field a flag."""

@@ -30,7 +30,6 @@ class TD3(DDPG):
     """Clip the noise of --target-noise to this size."""
 
 
-# The fields of a dataclass begin with those of its last base class.
 @dataclass(frozen=True)
 class Config(TD3, ReplaySettings):
     """All settings of a TD3 run. One field a flag."""
