@@ -47,12 +47,8 @@ def epsilon(kind: str, start: float, end: float, step: int, steps: int) -> float
 
     Mnih et al. 2015, Nature 518, extended data table 1: linear from 1 to 0.1 over a million frames.
 
-    Args:
-      kind: "linear", or "exponential": each step multiplies it by the same factor. That needs ends above 0.
-      start: at step 0.
-      end: from step `steps` on; steps = 0 is `end` at once.
-      step: counted from 0, in env steps.
-      steps: how long it takes.
+    `kind` is "linear", or "exponential": each env step multiplies the share by the same factor, which needs
+    ends above 0.
     """
     if step >= steps:
         return end

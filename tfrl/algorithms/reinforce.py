@@ -241,14 +241,16 @@ class ReinforceAgent(Agent):
         returns = episodes.returns(config.gamma, config.learned_rewards)
         advantages = normalized(taken(returns)).astype(np.float32)
         fields = (episodes.observations, episodes.actions, episodes.noise, episodes.log_probs)
-        rows = (*map(taken, fields), advantages)
         size, sums, error = len(advantages), np.zeros(len(_SUMS)), 0.0
+        share = np.full(size, 1.0 / size, np.float32)
+        rows = [
+            np.pad(x, [(0, -size % self._rows), *[(0, 0)] * (x.ndim - 1)])
+            for x in (*map(taken, fields), advantages, share)
+        ]
         gradient = tf.zeros_like(self.learning.weights()["actor"])
         for begin in range(0, size, self._rows):  # the sum goes in the order of envs and time
-            part = [_filled(x[begin : begin + self._rows], self._rows) for x in rows]
-            share = np.full(self._rows, 1.0 / size, np.float32)
-            share[size - begin :] = 0.0
-            ((of_part,), sums_of_part), (error_of_part, _) = self._gradient(*part, share)
+            part = [x[begin : begin + self._rows] for x in rows]
+            ((of_part,), sums_of_part), (error_of_part, _) = self._gradient(*part)
             gradient, sums = gradient + of_part, sums + sums_of_part.numpy()
             error = max(error, float(error_of_part))
         norm = float(tf.norm(gradient))
@@ -275,10 +277,3 @@ class ReinforceAgent(Agent):
         loss = share * (policy_loss - self._config.entropy_coef * entropy)
         errors = tf.where(share > 0, tf.abs(tf.exp(now - log_probs) - 1.0), 0.0)
         return Losses(loss, {"policy_loss": share * policy_loss, "entropy": share * entropy}, errors)
-
-
-def _filled(rows: np.ndarray, count: int) -> np.ndarray:
-    """Rows [n, ...] with zeros appended, [count, ...]."""
-    if len(rows) == count:
-        return rows
-    return np.concatenate([rows, np.zeros((count - len(rows), *rows.shape[1:]), rows.dtype)])

@@ -79,7 +79,7 @@ class PhasicLearner(OnPolicyLearner):
         if self._parts_done < self._parts:
             return None
         metrics, self._held = self._held, None
-        self._files.forget(self._updates)
+        self._files.close()
         self._session.step += 1
         steps = self._parts // (1 + self._config.aux_epochs) * self._config.aux_epochs
         means = np.array(self._sums) / (steps * self._config.aux_minibatches)
@@ -309,9 +309,9 @@ class PhaseFiles:
             if found and not is_needed(found["kind"], int(found["update"])):
                 path.unlink(missing_ok=True)
 
-    def forget(self, updates: Collection[int]) -> None:
-        """Closes the files of these updates."""
-        self._open = {key: array for key, array in self._open.items() if key[1] not in updates}
+    def close(self) -> None:
+        """Closes all files."""
+        self._open.clear()
 
     def _load(self, kind: str, update: int) -> list[np.ndarray]:
         wanted, arrays = self._envs.start, []
