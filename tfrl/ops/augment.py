@@ -223,9 +223,7 @@ def threefry_2x32(key: tuple[tf.Tensor, tf.Tensor], counter: tuple[tf.Tensor, tf
 def uniforms(seeds: tf.Tensor, count: int) -> tf.Tensor:
     """Numbers in [0, 1), multiples of 2^-24: float32 [B, count], row i from seeds[i] alone.
 
-    Args:
-      seeds: int32 [B, 2].
-      count: the number of values of each row; the first values do not depend on it.
+    The seeds are int32 [B, 2]. The first values do not depend on `count`.
     """
     seeds = tf.bitcast(seeds, tf.uint32)
     counters = tf.cast(tf.range(count), tf.uint32)[None]
@@ -240,11 +238,7 @@ def normals(seeds: tf.Tensor, count: int) -> tf.Tensor:
     """Standard normal numbers, float32 [B, count], row i from seeds[i] alone (Box and Muller 1958).
 
     They are computed in float64, because vectorised logarithms and cosines round a number by its place in the
-    batch.
-
-    Args:
-      seeds: int32 [B, 2].
-      count: the number of values of each row.
+    batch. The seeds are int32 [B, 2].
     """
     pairs = tf.cast(tf.reshape(uniforms(seeds, 2 * count), (-1, count, 2)), tf.float64)
     radius = tf.sqrt(-2.0 * tf.math.log(1.0 - pairs[..., 0]))  # of a number in (0, 1]

@@ -199,7 +199,14 @@ def launch_workers(config: DistributedSettings, module: str, arguments: Sequence
         the command follows.
       arguments: the arguments of the command.
     """
-    places: _Here | Nodes = _Here(config) if config.ray_address is None else _on_nodes(config)
+    places: _Here | Nodes
+    if config.ray_address is None:
+        places = _Here(config)
+    else:
+        remote.reach_other_machines()
+        from tfrl.remote.learners import Nodes  # which imports Ray, and may not be there
+
+        places = Nodes(config)
     with contextlib.closing(places):
         return launch.launch(
             places.find,
@@ -246,10 +253,3 @@ class _Here:
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
-
-
-def _on_nodes(config: DistributedSettings) -> Nodes:
-    remote.reach_other_machines()
-    from tfrl.remote.learners import Nodes  # which imports Ray, and may not be there
-
-    return Nodes(config)

@@ -58,7 +58,11 @@ def follow(config: RLSettings, sleep: Callable[[float], None] = time.sleep) -> i
                         player = policy.Policy(source, greedy=config.eval_greedy)
                 else:
                     player.set_weights(source.weights)
-                found = _evaluate(player, source, config)
+                found: dict[str, float] = {}
+                for level_set in config.level_sets:  # the same envs and random numbers as of the workers
+                    played = play_level_set(player, source.config, level_set, config.eval_episodes)
+                    found |= evaluation_metrics(source.config, level_set, played)
+                found = with_gap(source.config, found)
                 try:
                     events.scalars(source.env_steps, found)
                 except OSError as error:  # as in training, a full disk only loses a point of the curves
@@ -88,12 +92,3 @@ def _find(config: RLSettings, update: int, warn: Callable[[str], None]) -> polic
     except UserError as error:
         warn(str(error))
         return None
-
-
-def _evaluate(player: policy.Policy, source: policy.PolicySource, config: RLSettings) -> dict[str, float]:
-    """The same metrics as an evaluation by the workers: the same envs and random numbers."""
-    found: dict[str, float] = {}
-    for level_set in config.level_sets:
-        played = play_level_set(player, source.config, level_set, config.eval_episodes)
-        found |= evaluation_metrics(source.config, level_set, played)
-    return with_gap(source.config, found)

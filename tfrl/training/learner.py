@@ -270,7 +270,10 @@ class EnvLearner(Learner):
     def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """The arrays that are equal on all workers, and this worker's envs."""
         state = self.agent.get_state() | with_prefix("episodes/", self._episodes.get_state())
-        return state, pack_envs(self.envs)
+        indices, states, observations, first = self.envs.get_state()
+        data, lengths = pack_bytes(states)
+        part = {"indices": np.array(indices), "states": data, "lengths": lengths}
+        return state, part | {"observations": observations, "first": first}
 
     def set_state(
         self,
@@ -290,10 +293,10 @@ class EnvLearner(Learner):
                 "--run-name."
             ) from None
         self._episodes.set_state(under("episodes/", state))
-        self._restore_envs(self.envs, parts)
+        self._restore_envs(parts)
 
-    def _restore_envs(self, envs: Envs, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Restores the envs from `pack_envs` of all workers, also of another number of workers.
+    def _restore_envs(self, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Restores the envs from the parts of all workers, also of another number of workers.
 
         Envs without exact state begin new episodes, whose sums are dropped, and the chief prints a warning.
         Raises UserError on all workers if other envs show other observations than those saved.
@@ -302,9 +305,9 @@ class EnvLearner(Learner):
         for part in parts:
             packed = unpack_bytes(part["states"], part["lengths"])
             states |= dict(zip(part["indices"].tolist(), packed, strict=True))
-        envs.set_state(states)
-        indices, _, *found = envs.get_state()
-        if self._runtime.any_worker(not envs.exact_state):
+        self.envs.set_state(states)
+        indices, _, *found = self.envs.get_state()
+        if self._runtime.any_worker(not self.envs.exact_state):
             if self._runtime.is_chief:
                 env = self._config.env
                 self._session.console.warn(
@@ -390,18 +393,11 @@ def env_spec(config: RLSettings) -> EnvSpec:
     )
 
 
-def pack_envs(envs: Envs) -> dict[str, np.ndarray]:
-    """This worker's envs as arrays of a checkpoint."""
-    indices, states, observations, first = envs.get_state()
-    data, lengths = pack_bytes(states)
-    part = {"indices": np.array(indices), "states": data, "lengths": lengths}
-    return part | {"observations": observations, "first": first}
-
-
 def shown_envs(
     parts: Sequence[Mapping[str, np.ndarray]], envs: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Observations [B, *shape] and `first` flags [B] of some global envs, from the results of `pack_envs`."""
+    """Observations [B, *shape] and `first` flags [B] of some global envs, from the
+    parts of `EnvLearner.get_state`."""
     saved = {i: (part, k) for part in parts for k, i in enumerate(part["indices"].tolist())}
     found = [saved[i] for i in envs]
     return tuple(np.stack([part[name][k] for part, k in found]) for name in ("observations", "first"))

@@ -27,8 +27,6 @@ from tfrl.experience.rollout import Rollout
 from tfrl.run.session import Session
 from tfrl.training.callbacks import WAITS
 from tfrl.training.learner import env_spec
-from tfrl.workers.strategy import Runtime
-from tfrl.workers.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from tfrl.remote.actors import RayCollector
@@ -48,8 +46,7 @@ class ThreadCollector:
     Args:
       config: the settings.
       collector: the envs.
-      runtime: the worker to which the envs belong.
-      watchdog: gets a sign of life for each step of the envs while the learner waits.
+      session: that of this learner. Its watchdog gets a sign of life for each env step while it waits.
 
     Attributes:
       indices: the global indices of the envs.
@@ -57,13 +54,12 @@ class ThreadCollector:
         rollout before it, except for envs without exact state in a replaced process of a `RayCollector`.
     """
 
-    def __init__(
-        self, config: RLSettings, collector: Collector, runtime: Runtime, watchdog: Watchdog
-    ) -> None:
+    def __init__(self, config: RLSettings, collector: Collector, session: Session) -> None:
         self.indices, self.exact_state = collector.indices, collector.exact_state
+        runtime = session.runtime
         at_once = runtime.parts_at_once * runtime.local_replicas
         self._actor = Actor(config, collector, runtime.precision, at_once=at_once)
-        self._watchdog = watchdog
+        self._watchdog = session.watchdog
         self.began = self._after = collector.get_state()
         self._newest = Versioned(0, {})  # until the first offer
         self._steps = 0
@@ -141,7 +137,7 @@ def make_envs(
     collector = Collector.of_settings(config, env_spec(config), indices, **options)
     if not config.is_ahead:
         return collector, None
-    thread = ThreadCollector(config, collector, session.runtime, session.watchdog)
+    thread = ThreadCollector(config, collector, session)
     return thread, Prefetch(config, thread)
 
 
