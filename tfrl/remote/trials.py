@@ -403,7 +403,10 @@ def _taken_over(logdir: Path, name: str, donor: Part) -> Part:
     offset, number = donor.offset + found.env_steps, len(list(logdir.glob(f"{name}-at-*")))
     run = logdir / f"{name}-at-{offset}-{number}"
     start = run / f"weights-of-{donor.run}"
-    _keep(found, logdir / donor.run, start)
+    files.make_folder(start)  # the other run continues, and prunes its own checkpoints
+    files.write(start / SETTINGS_FILE, (logdir / donor.run / SETTINGS_FILE).read_text())
+    store = CheckpointStore(start / "checkpoints", keep=1)
+    store.save(found.update, learner=found.learner, worker_part={}, env_steps=found.env_steps)
     return Part(run.name, str(start.relative_to(logdir)), offset, donor.evaluations)
 
 
@@ -419,14 +422,6 @@ def _evaluated(run: Path, env_steps: int) -> Checkpoint:
     if not found:
         raise TrainingError(f"{run} has no checkpoint for another trial to start from")
     return next((each for each in found if each.env_steps >= env_steps), found[-1])
-
-
-def _keep(found: Checkpoint, run: Path, place: Path) -> None:
-    """Copies a checkpoint's learner for --start-from, because its own run continues and prunes it."""
-    files.make_folder(place)
-    files.write(place / SETTINGS_FILE, (run / SETTINGS_FILE).read_text())
-    store = CheckpointStore(place / "checkpoints", keep=1)
-    store.save(found.update, learner=found.learner, worker_part={}, env_steps=found.env_steps)
 
 
 def leave(logdir: Path, name: str, current: str | None) -> None:
