@@ -25,7 +25,7 @@ from tfrl.evaluation import policy
 from tfrl.evaluation.episodes import Player, check_level_set, check_plays, play_level_set, split_episodes
 from tfrl.reporting import scores
 from tfrl.run import files
-from tfrl.run.folder import EVALUATION_FILE, check_writable
+from tfrl.run.folder import EVALUATION_FILE
 
 _USAGE = "python -m tfrl.evaluate RUN"
 
@@ -64,7 +64,6 @@ def main(arguments: Sequence[str]) -> int:
     source = policy.find(run, options.checkpoint)
     greedy = source.config.eval_greedy if options.greedy is None else options.greedy
     out = Path(options.out) if options.out else run / EVALUATION_FILE
-    check_writable(out)
     tasks = [_task(source.config, game, options) for game in (options.envs or source.config.env).split(",")]
     with quiet_start():
         player = policy.Policy(source, options.precision, greedy=greedy)
@@ -81,11 +80,11 @@ def main(arguments: Sequence[str]) -> int:
         "precision": player.precision,
         "evaluations": found,
     }
+    _show(content)
     try:
         files.write(out, json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise UserError(f"cannot write {out}: {files.reason(error)}.") from None
-    _show(content)
     return 0
 
 

@@ -66,9 +66,10 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.parametrize("out", ["no/such/folder.json", "."])
-def test_an_unwritable_file_is_reported_before_the_evaluation(run, tmp_path, out, monkeypatch):
-    monkeypatch.setattr(evaluate, "evaluate_levels", None)
-    assert "cannot write" in refusal(evaluate.main, [str(run), "--out", str(tmp_path / out)])
+def test_an_unwritable_file_is_reported_after_the_table(run, tmp_path, out, capsys):
+    flags = ["--episodes", "2", "--levels", "test", "--out", str(tmp_path / out)]
+    assert "cannot write" in refusal(evaluate.main, [str(run), *flags])
+    assert "catch" in capsys.readouterr().out
 
 
 def test_evaluation_is_the_same_twice_and_from_an_export_alone(run, capsys):

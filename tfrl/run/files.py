@@ -50,7 +50,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Writes a whole file like `replacing`; text is UTF-8."""
+    """Writes a whole file like `replacing`; text is UTF-8. Raises OSError, also where a folder is."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     with replacing(path) as staged:
         staged.write_bytes(content.encode() if isinstance(content, str) else content)
 

@@ -155,17 +155,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def check_writable(path: Path) -> None:
-    """Raise UserError if this file could not be written; leaves nothing behind."""
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}.") from None
-
-
 def _check_unused(run: Path) -> None:
     """Raises UserError if the folder has files of other programs with names that a run also uses."""
     found = [path.name for name in _OTHERS for path in sorted(run.glob(name))[:1]]
