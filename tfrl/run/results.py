@@ -7,16 +7,13 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tfrl.envs.registry import level_set_title
 from tfrl.run import files
 from tfrl.run.folder import RESULTS_FILE, read_json
-
-if TYPE_CHECKING:
-    from tfrl.config.run import RLSettings
 
 
 def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
@@ -38,22 +35,6 @@ def read(run: Path) -> dict[str, Any] | None:
     return read_json(run / RESULTS_FILE)
 
 
-def are_of_all(found: Mapping[str, Any] | None, config: RLSettings, env_steps: float) -> bool:
-    """True if a run with these results is complete for these settings: --total-steps, --max-episodes or
-    --solved-at.
-
-    Args:
-      found: the results, or None.
-      config: the settings, which may ask for a longer run.
-      env_steps: the env steps of the run.
-    """
-    if found is None:
-        return False
-    enough = config.max_episodes is not None and _number(found.get("episodes")) >= config.max_episodes
-    solved = config.solved_at is not None and _number(found.get("episode_return")) >= config.solved_at
-    return env_steps >= config.run_steps or enough or solved
-
-
 def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """The header and rows of the last table of a run."""
     env = results["env"]
@@ -69,11 +50,6 @@ def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     title = f"{results['algorithm']} on {env}, {results['env_steps']:,} env steps"
     header = [title, *("normalised" if name == "normalized_return" else name for name in names)]
     return header, [[title, *(_cell(score[name]) for name in names)] for title, score in found.items()]
-
-
-def _number(value: Any) -> float:
-    """A value if it is a number, otherwise -inf."""
-    return value if isinstance(value, int | float) else -math.inf
 
 
 def _cell(value: Any) -> str:
