@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfrl.cli import command_line, endings, words
+from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.streams import console
 from tfrl.config import is_of
 from tfrl.reporting import runs
 from tfrl.run import files
+from tfrl.run.console import duration
 from tfrl.run.folder import LEFT_FILE, SETTINGS_FILE, is_held
 from tfrl.run.metrics import PROGRESS_FILE
 
@@ -78,7 +79,7 @@ def row(run: runs.Run) -> list[str]:
         f"{run.env_steps / run.config.run_steps:.0%}",
         f"{returns[-1]:.2f}" if returns.size else "-",
         f"{run.speed:.0f}" if run.speed else "-",
-        f"{words.duration(time.time() - written)} ago" if written else "-",
+        f"{duration(time.time() - written)} ago" if written else "-",
     ]
 
 

@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 import numpy as np
 import requests
 import tensorflow as tf
+from rich import filesize
 
 from resnet.supervised.config import OWN
-from tfrl.cli import words
 from tfrl.cli.errors import UserError
 from tfrl.run.rng import Use, generator
 from tfrl.workers import machine
@@ -190,8 +190,8 @@ def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: i
     needed, there = count * int(np.prod(shape)), machine.memory()
     if needed > 0.4 * there:  # while it is read it is in memory twice
         raise UserError(
-            f"the images of {name} ({part}) need {words.size(needed)} of memory, and this machine has "
-            f"{words.size(there)}; choose a smaller --image-size."
+            f"the images of {name} ({part}) need {filesize.decimal(needed)} of memory, and this machine has "
+            f"{filesize.decimal(there)}; choose a smaller --image-size."
         )
     batches = list(data.batch(256).prefetch(tf.data.AUTOTUNE))
     if not batches:

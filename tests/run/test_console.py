@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import rich.console
 
-from tfrl.run.console import Console, Progress, _render
+from tfrl.run.console import Console, Progress, _render, duration
 
 ROOT = Path(__file__).parents[2]
 
@@ -276,3 +276,20 @@ def test_advancing_prints_nothing_between_two_intervals():
     assert stream.getvalue() == before
     console.stop()
     assert "9,999" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (59.9, "59 s"),
+        (60, "1 min"),
+        (3599, "59 min"),
+        (7500, "2 h 05 min"),
+        (86_399, "23 h 59 min"),
+        (86_400, "1 d 00 h"),
+        (273_600.5, "3 d 04 h"),
+    ],
+)
+def test_durations_have_their_two_largest_units(seconds, text):
+    assert duration(seconds) == text

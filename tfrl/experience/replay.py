@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from rich import filesize
 
-from tfrl.cli import words
 from tfrl.cli.errors import UserError
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
@@ -410,7 +410,7 @@ def replay_bytes(config: BufferSettings) -> int:
 
 def in_words(config: BufferSettings) -> str:
     """The size of the replay of all workers, such as "1,000,000 transitions, 12.3 GB"."""
-    return f"{config.replay_size:,} transitions, {words.size(replay_bytes(config))}"
+    return f"{config.replay_size:,} transitions, {filesize.decimal(replay_bytes(config))}"
 
 
 def check_memory(config: BufferSettings, workers: int, here: int = 1) -> None:
@@ -431,6 +431,6 @@ def check_memory(config: BufferSettings, workers: int, here: int = 1) -> None:
     fits -= fits % 10 ** (len(str(fits)) - 1)  # one digit, rounded down
     held = "" if workers == 1 else f" for {here} of {workers} workers"
     raise UserError(
-        f"--replay-size {config.replay_size} needs {words.size(needed)}{held}, and a replay may use "
-        f"{_SHARE:.0%} of this machine's memory of {words.size(memory)}; use at most {fits}."
+        f"--replay-size {config.replay_size} needs {filesize.decimal(needed)}{held}, and a replay may use "
+        f"{_SHARE:.0%} of this machine's memory of {filesize.decimal(memory)}; use at most {fits}."
     )

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from rich import filesize
 
-from tfrl.cli import words
 from tfrl.cli.errors import UserError
 from tfrl.envs.spec import ActionSpec, ArraySpec, Step
 from tfrl.workers import machine
@@ -131,8 +131,9 @@ def check_memory(spec: ArraySpec, num_envs: int, num_steps: int, workers: int, h
     if needed > memory // here:
         share = f" in each of {workers} workers" if workers > 1 else ""
         raise UserError(
-            f"--num-envs {num_envs} x --num-steps {num_steps} need {words.size(needed)} for "
-            f"observations{share}, and this machine has {words.size(memory)} of memory; lower one of the two."
+            f"--num-envs {num_envs} x --num-steps {num_steps} need {filesize.decimal(needed)} for "
+            f"observations{share}, and this machine has {filesize.decimal(memory)} of memory; lower one of "
+            "the two."
         )
 
 

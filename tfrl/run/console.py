@@ -21,7 +21,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tfrl.cli import words
 from tfrl.cli.streams import Unbreakable, tell
 
 _RATE_WINDOW = 32  # updates over which the time left is estimated
@@ -185,9 +184,9 @@ class Progress:
     def eta_text(self) -> str:
         """The time left, "ETA --" without an estimate, or the time that the run took."""
         if self.fraction == 1.0:
-            return f"took {words.duration(self.elapsed)}"
+            return f"took {duration(self.elapsed)}"
         left = self.seconds_left
-        return f"ETA {words.duration(left) if left > 0 else '--'}"
+        return f"ETA {duration(left) if left > 0 else '--'}"
 
     def metric_texts(self) -> list[str]:
         """Texts for the metrics of the last update; none before the first one."""
@@ -212,6 +211,16 @@ def _episode_texts(metrics: Mapping[str, float]) -> list[str]:
         suffix = "" if math.isnan(normalized) else f" (normalised {normalized:.2f})"
         texts.append(f"return {episode_return:.2f}{suffix}")
     return texts
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the two largest units, rounded down: "35 s", "48 min", "2 h 05 min", "3 d 04 h"."""
+    minutes, hours, days = (int(seconds // unit) for unit in (60, 3600, 86_400))
+    if seconds < 60:
+        return f"{int(seconds)} s"
+    if seconds < 3600:
+        return f"{minutes} min"
+    return f"{hours} h {minutes % 60:02d} min" if days == 0 else f"{days} d {hours % 24:02d} h"
 
 
 class _View:
@@ -326,7 +335,7 @@ def _render(progress: Progress, width: int) -> RenderableType:
         bar.add_column(no_wrap=True, justify="right")
     bar.add_row(ProgressBar(total=1.0, completed=progress.fraction), *texts)
     phase = f"{progress.phase:<10}"  # as wide as "collecting", so that the next texts do not move
-    parts = [phase, *progress.metric_texts(), f"elapsed {words.duration(progress.elapsed)}"]
+    parts = [phase, *progress.metric_texts(), f"elapsed {duration(progress.elapsed)}"]
     while len(parts) > 1 and len(" · ".join(parts)) > width:
         parts.pop()
     return Group(bar, Text(" · ".join(parts), "dim", no_wrap=True, overflow="ellipsis"))
