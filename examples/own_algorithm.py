@@ -29,10 +29,6 @@ class A2C(PPOAgent):
         "normalize_rewards": False,
     }
     means = ("policy_loss", "value_loss", "entropy")
-    metric_names = tuple(
-        f"train/{name}"
-        for name in (*means, "explained_variance", "grad_norm", "learning_rate", "first_ratio_error")
-    )
 
     def _losses(
         self, weights: Weights, samples: Samples, index: tf.Tensor

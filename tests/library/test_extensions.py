@@ -74,6 +74,7 @@ def test_a_users_algorithm_resumes_and_scales_exactly(runs):
     assert runs["killed"].results["resumed_at"] == [256]
     assert (runs["one"].progress["train/first_ratio_error"] < 1e-6).all()
     assert np.isfinite(runs["one"].progress["train/policy_loss"]).all()
+    assert "train/approx_kl" not in runs["one"].progress  # of PPO's `means`
 
 
 def test_callbacks_by_name_resume_their_state(runs):

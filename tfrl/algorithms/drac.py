@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from tfrl.algorithms import ppo
-from tfrl.algorithms.ppo import PPO, UPDATE_METRICS, PPOAgent, Samples, Totals
+from tfrl.algorithms.ppo import PPO, PPOAgent, Samples, Totals
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import NOT_NEGATIVE
 from tfrl.config.actors import DISTRIBUTED_SECTIONS
@@ -118,10 +118,10 @@ class DrACAgent(PPOAgent):
     env = "coinrun"
     _config: Config
     means = (*PPOAgent.means, "policy_regularizer", "value_regularizer")
-    metric_names = tuple(f"train/{name}" for name in (*means, *UPDATE_METRICS, "augmentation"))
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
+        self.metric_names += ("train/augmentation",)
         self._augmentations = [AUGMENTATIONS[name] for name in config.augmentations]
         self._bandit = SlidingWindowUCB(len(self._augmentations)) if config.augment == UCB else None
         # The choices since the weights that act now, and the choice before these; the newest last.

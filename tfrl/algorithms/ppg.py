@@ -162,10 +162,10 @@ class PPGAgent(PPOAgent):
     env = "coinrun"
     _config: Config
     network: PhasicActorCritic
-    metric_names = (*PPOAgent.metric_names, *AUXILIARY)
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
+        self.metric_names += AUXILIARY
         self._policy_pass = self.network.policy_pass(on_gpu=runtime.uses_gpu, at_once=runtime.parts_at_once)
         self.targets = np.empty(0, np.float32)
 

@@ -335,7 +335,7 @@ def _moments(sums: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 _MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
-UPDATE_METRICS = ("explained_variance", "grad_norm", "learning_rate", "first_ratio_error")
+_UPDATE_METRICS = ("explained_variance", "grad_norm", "learning_rate", "first_ratio_error")
 # Samples times parameters of one compiled call: about a second for a small network, so the progress line
 # moves often.
 _WORK_A_CALL, _GPU_WORK_A_CALL = 10**9, 3 * 10**10
@@ -387,10 +387,10 @@ class PPOAgent(ActorCriticAgent):
     settings = Config
     _config: Config
     means: tuple[str, ...] = _MEANS
-    metric_names = tuple(f"train/{name}" for name in (*_MEANS, *UPDATE_METRICS))
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
+        self.metric_names = tuple(f"train/{name}" for name in (*self.means, *_UPDATE_METRICS))
         self._steps = tf.function(
             self._take_steps, jit_compile=config.has_one_topology and runtime.is_one_cpu
         )
