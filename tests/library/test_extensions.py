@@ -100,6 +100,11 @@ def test_a_step_is_that_of_a_plain_policy_gradient(runs):
         np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-3, atol=2e-5)
 
 
+def test_a_users_algorithm_without_a_kl_refuses_to_end_an_update_by_it(tmp_path):
+    with pytest.raises(tfrl.SettingsError, match="target_kl needs approx_kl among the means of A2C"):
+        train(tmp_path, "kl", target_kl=0.1)
+
+
 @pytest.mark.long
 def test_a_users_algorithm_takes_memory(tmp_path):
     run = train(tmp_path, "lstm", memory="lstm", memory_size=16, total_steps=256)

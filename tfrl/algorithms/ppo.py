@@ -389,6 +389,8 @@ class PPOAgent(ActorCriticAgent):
     means: tuple[str, ...] = _MEANS
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
+        if config.target_kl is not None and "approx_kl" not in self.means:
+            raise UserError(f"--target-kl needs approx_kl among the means of {type(self).__name__}.")
         super().__init__(config, runtime)
         self.metric_names = tuple(f"train/{name}" for name in (*self.means, *_UPDATE_METRICS))
         self._steps = tf.function(
