@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def play(env, actions):
-    """Rewards [T, B], observations [T, B, H, W, C] and first [T, B] after each of actions [T, B]."""
+    """The results of `shown`, [T, B, ...] each, after each of actions [T, B]."""
     steps = []
     for action in actions:
         env.act(action)
@@ -23,10 +23,12 @@ def play(env, actions):
 
 
 def shown(env):
-    """Rewards [B], observations [B, H, W, C] and first [B]; none of these envs cuts an episode off."""
-    step = env.observe()
-    assert step.final_observation is None and step.truncated.dtype == bool and not step.truncated.any()
-    return [x.copy() for x in (step.reward, step.observation, step.first)]
+    """Rewards [B], observations [B, *shape], first [B], truncated [B], and final observations, 0 for none."""
+    step, finals = env.observe(), np.zeros_like(env.observe().observation)
+    assert step.truncated.dtype == bool and (step.final_observation is not None) == step.truncated.any()
+    if step.truncated.any():
+        finals[step.truncated] = step.final_observation
+    return [x.copy() for x in (*step[:4], finals)]
 
 
 def drawn_actions(steps, env, seed=0):
@@ -135,7 +137,7 @@ def test_every_game_makes_and_steps(name):
     env = make(EnvSpec(name, num_envs=2, seed=1))
     assert (env.num_envs, env.action_spec, env.exact_state) == (2, Discrete(15), True)
     assert (env.observation_spec.shape, env.observation_spec.dtype) == ((64, 64, 3), "uint8")
-    rewards, observations, first = play(env, drawn_actions(20, env))
+    rewards, observations, first, *_ = play(env, drawn_actions(20, env))
     assert rewards.shape == (20, 2) and rewards.dtype == np.float32
     assert observations.shape == (20, 2, 64, 64, 3) and observations.dtype == np.uint8
     assert first.shape == (20, 2) and first.dtype == bool
@@ -191,7 +193,7 @@ def test_catch_pays_1_for_a_caught_ball_and_minus_1_for_a_lost_one():
         towards = np.sign(ball - paddle) + 1
         away = np.where(ball == 4, 0, 2)
         env.act(np.where(np.arange(8) < 4, towards, away).astype(np.int32))
-        rewards, _, first = shown(env)
+        rewards, _, first, *_ = shown(env)
         assert first.all() == ((step + 1) % 9 == 0) and first.any() == first.all()
         expected = [1.0] * 4 + [-1.0] * 4 if first.all() else [0.0] * 8
         assert rewards.tolist() == expected
@@ -199,7 +201,7 @@ def test_catch_pays_1_for_a_caught_ball_and_minus_1_for_a_lost_one():
 
 def test_catch_shows_one_ball_and_one_paddle():
     env = make(EnvSpec("catch", num_envs=3, seed=1))
-    reward, board, first = shown(env)
+    reward, board, first, *_ = shown(env)
     assert board.shape == (3, 10, 5, 1) and board.dtype == np.uint8
     assert (board == 255).sum(axis=(1, 2, 3)).tolist() == [2, 2, 2]
     assert first.all() and (reward == 0).all()
