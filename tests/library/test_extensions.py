@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Annotated
 
 import gymnasium
 import numpy as np
@@ -16,7 +17,9 @@ import tensorflow as tf  # at once: conftest.py then splits the CPU
 from processes import ROOT
 
 import tfrl
-from tfrl.algorithms import dqn
+from tfrl.algorithms import dqn, ppo
+from tfrl.cli.settings import NOT_NEGATIVE
+from tfrl.config import hyperparameters
 from tfrl.envs import registry
 from tfrl.ops import q_learning
 from tfrl.training.command import of_algorithm
@@ -98,6 +101,28 @@ def test_a_step_is_that_of_a_plain_policy_gradient(runs):
     mine, theirs = (np.load(r.folder / "export/weights.npz") for r in (runs["one"], plain))
     for name in mine.files:
         np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-3, atol=2e-5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharp(ppo.Config):
+    """PPO's settings and one more."""
+
+    sharpness: Annotated[float, NOT_NEGATIVE] = 0.0
+    """Weight of my term."""
+
+
+class SharpPPO(ppo.PPOAgent):
+    settings = Sharp
+
+
+def test_a_users_setting_has_its_help_and_tells_variants_apart(capsys):
+    """Reports compare the hyperparameters."""
+    of = of_algorithm(SharpPPO).reader
+    with pytest.raises(SystemExit):
+        of.parse(["--help-all"])
+    shown = capsys.readouterr().out
+    assert "SharpPPO options" in shown and "--sharpness FLOAT" in shown and "Weight of my term." in shown
+    assert hyperparameters(of.parse(["--sharpness", "2"]))["sharpness"] == 2.0
 
 
 def test_a_users_algorithm_without_a_kl_refuses_to_end_an_update_by_it(tmp_path):

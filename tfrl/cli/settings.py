@@ -406,13 +406,13 @@ class Reader(Generic[SettingsT]):
         values = vars(Command()) | vars(self._in_full({}).complete()) | {"run_name": None}
         groups = []
         for section in (*self.kind.sections, Command):
-            texts, fields = _help_of_fields(section), []
+            texts, fields = _help_of_fields(self.kind) | _help_of_fields(section), []
             for name, kind in field_types(section).items():
                 if whole or name in _CHANGED_FIRST:
                     value, metavar = values[name], None
                     if isinstance(value, dict):  # tyro would omit the flag of an empty mapping
                         kind, value, metavar = str, json.dumps(value), "JSON"
-                    kind = Annotated[kind, tyro.conf.arg(help=texts[name], metavar=metavar)]
+                    kind = Annotated[kind, tyro.conf.arg(help=texts.get(name, ""), metavar=metavar)]
                     fields.append((name, kind, dataclasses.field(default=value)))
             if fields:
                 group = dataclasses.make_dataclass(section.__name__, fields)
@@ -482,7 +482,7 @@ def _help_of_fields(kind: type) -> dict[str, str]:
     for of_class in reversed([base for base in kind.__mro__ if dataclasses.is_dataclass(base)]):
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(of_class)))
-        except OSError:  # there is no source code
+        except (OSError, TypeError):  # there is no source code
             continue
         for field, text in pairwise(typing.cast(ast.ClassDef, tree.body[0]).body):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tfrl.cli import settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import nearest
-from tfrl.cli.settings import SETTINGS_FILE, NoResult, Reader, Settings, is_of
+from tfrl.cli.settings import SETTINGS_FILE, NoResult, Reader, Settings, field_types, is_of
 from tfrl.envs import callables, registry
 
 if TYPE_CHECKING:
@@ -55,11 +55,23 @@ def reader_of(agent: Any) -> Reader:
     if not agent.__module__.startswith("tfrl.algorithms."):  # a user's
         name = callables.give(agent)
         presets = {preset: {**changes, **agent.defaults} for preset, changes in kind.presets.items()}
-        fields = {"algorithm": name, "presets": presets, "__module__": agent.__module__}
+        sections = _with_own(kind, agent.__name__)
+        fields = {"algorithm": name, "presets": presets, "sections": sections, "__module__": agent.__module__}
         kind = dataclasses.dataclass(frozen=True)(type(f"{agent.__name__}Settings", (kind,), fields))
         command = f"python -m tfrl {name}"
     summary = (agent.__doc__ or f"Train {agent.__name__}.").partition("\n")[0]
     return Reader(kind, f"{summary} Envs: {registry.in_words()}", command, {"env": agent.env})
+
+
+def _with_own(kind: type[Settings], title: str) -> tuple[type, ...]:
+    """The sections of a dataclass, and one more of this title for a user's settings that are in none."""
+    ours = [base for base in kind.__mro__ if base.__module__.startswith("tfrl.")]
+    known = {name for base in (*ours, *kind.sections) for name in getattr(base, "__dataclass_fields__", ())}
+    own = [(name, of_type) for name, of_type in field_types(kind).items() if name not in known]
+    if not own:
+        return kind.sections
+    section = dataclasses.make_dataclass(title, own, namespace={"__doc__": kind.__doc__})
+    return (kind.sections[0], section, *kind.sections[1:])
 
 
 def algorithm_of(path: Path) -> str:
