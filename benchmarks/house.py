@@ -1,7 +1,7 @@
 """python -m benchmarks.house: the size and the shape of the product code.
 
 It counts lines and files, untyped settings, and the places where gradients are taken. For PPO and SAC it
-trains a few steps and counts the frames and files of the project on the way from the command to the gradient.
+trains a few steps and lists the calls of the project on the way from the command to the gradient.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def counts() -> dict[str, int]:
     }
 
 
-def way_to_the_gradient(algorithm: str) -> tuple[int, list[str], int]:
-    """Frames, files and the files' lines of the project between a command and its first gradient."""
+def way_to_the_gradient(algorithm: str) -> list[traceback.FrameSummary]:
+    """The calls of the project between a command and its first gradient."""
     import importlib
 
     import tensorflow as tf
@@ -52,8 +52,8 @@ def way_to_the_gradient(algorithm: str) -> tuple[int, list[str], int]:
     original = tf.GradientTape.gradient
 
     def gradient(self: tf.GradientTape, *args: object, **options: object) -> object:
-        own = [f for f in traceback.extract_stack() if Path(f.filename).is_relative_to(ROOT / "tfrl")]
-        stacks.append([f.filename for f in own])
+        calls = traceback.extract_stack()
+        stacks.append([call for call in calls if Path(call.filename).is_relative_to(ROOT / "tfrl")])
         return original(self, *args, **options)
 
     tf.GradientTape.gradient = gradient
@@ -61,9 +61,7 @@ def way_to_the_gradient(algorithm: str) -> tuple[int, list[str], int]:
         flags = [*RUNS[algorithm].split(), "--eval-episodes", "1", "--logdir", logs]
         importlib.import_module(f"tfrl.{algorithm}").main(flags)
     tf.GradientTape.gradient = original
-    names = list(dict.fromkeys(stacks[0]))
-    lines = sum(Path(name).read_text(encoding="utf-8").count("\n") for name in names)
-    return len(stacks[0]), [str(Path(name).relative_to(ROOT)) for name in names], lines
+    return stacks[0]
 
 
 def main(arguments: list[str]) -> int:
@@ -71,8 +69,12 @@ def main(arguments: list[str]) -> int:
     for name, count in counts().items():
         print(f"{name:24} {count:>8,}")
     for algorithm in RUNS if "--way" in arguments else ():
-        frames, names, lines = way_to_the_gradient(algorithm)
-        print(f"{algorithm}: {frames} frames in {len(names)} files with {lines:,} lines: {', '.join(names)}")
+        calls = way_to_the_gradient(algorithm)
+        names = {call.filename for call in calls}
+        lines = sum(Path(name).read_text(encoding="utf-8").count("\n") for name in names)
+        print(f"{algorithm}: {len(calls)} calls in {len(names)} files with {lines:,} lines")
+        for call in calls:
+            print(f"  {Path(call.filename).relative_to(ROOT)}:{call.lineno} {call.name}")
     return 0
 
 
