@@ -3,6 +3,7 @@
 import importlib.util
 import re
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -10,8 +11,8 @@ from made_envs import made
 from packed_envs import packed
 from processes import without_display
 
-from tfrl.envs import registry
-from tfrl.envs.gymnasium import find_facts, observation_spec
+from tfrl.envs import callables, registry
+from tfrl.envs.gymnasium import find_facts, make_env, observation_spec
 from tfrl.envs.registry import reward_threshold
 from tfrl.envs.spec import EnvSpec
 
@@ -108,3 +109,9 @@ def test_facts_about_an_env_go_through_a_file(env, tmp_path, monkeypatch):
     (tmp_path / registry.FACTS_FILE).write_text(registry.facts_text(task))
     registry.remember_facts(tmp_path)
     assert registry.facts_of(task) is not found and registry.facts_of(task) == found
+
+
+def test_a_function_without_render_mode_is_told_what_videos_need():
+    name = callables.give(lambda: gymnasium.make("CartPole-v1"))
+    with pytest.raises(ValueError, match="its render_mode is not rgb_array; let it take render_mode"):
+        make_env(name, render=True)

@@ -341,7 +341,8 @@ def make_env(
         raise ValueError(f"{env_id} cannot be made{given}: {summary(error)}") from error
     if render and env.render_mode != "rgb_array":
         close(env)
-        raise ValueError(f"{env_id} cannot be drawn: its render_mode is not rgb_array")
+        advice = "" if draws else "; let it take render_mode, and give that to the env"
+        raise ValueError(f"{env_id} cannot be drawn: its render_mode is not rgb_array{advice}")
     return _without_checks(env)
 
 
