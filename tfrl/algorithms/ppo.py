@@ -593,6 +593,8 @@ class PPOAgent(ActorCriticAgent):
 
     def _rows(self, starts: tf.Tensor) -> tf.Tensor:
         """Rows [n, L * q] of all steps of sequences from the rows of their first steps, int32 [n, q]."""
+        if self._config.sequence_steps == 1:
+            return starts
         num_envs = self._config.num_envs // self._runtime.replicas
         rows = starts[:, None] + num_envs * tf.range(self._config.sequence_steps)[:, None]
         return tf.reshape(rows, (starts.shape[0], -1))
@@ -645,7 +647,7 @@ class PPOAgent(ActorCriticAgent):
     def _minibatch_loss(self, weights: Weights, starts: tf.Tensor, shared: Any) -> Losses:
         """The losses of the samples of the sequences that begin at rows int32 [q] of the rollout's arrays."""
         data, moments, index = shared
-        rows = self._rows(starts[None])[0]
+        rows = starts if self._config.sequence_steps == 1 else self._rows(starts[None])[0]
         samples = tf.nest.map_structure(lambda x: tf.gather(x, rows), data)
         advantages = (samples.advantages - moments[0]) / (moments[1] + 1e-8)
         memory = None
