@@ -201,14 +201,6 @@ def test_a_restored_agent_continues_bit_for_bit(make, lag):
         learner.close()
 
 
-def test_a_state_without_lag_is_restored(make):
-    learner = make(small(augment="ucb"))
-    state, part = learner.get_state()
-    for written, choices in ((-1, []), (2, [2])):
-        learner.set_state(state | {"bandit/last_choice": np.array(written)}, [part])
-        assert learner.get_state()[0]["bandit/last_choice"].tolist() == choices
-
-
 @pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_the_bandit_gets_the_mean_target_after_its_choice(make, lag):
     """Targets of the rollout that the weights after the choice collected, `lag` updates later."""
