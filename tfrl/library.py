@@ -181,7 +181,7 @@ def _our_errors() -> Iterator[None]:
         yield
     except UserError as error:
         spelled = re.sub(r"--([a-z][a-z-]*[a-z])", lambda found: found[1].replace("-", "_"), str(error))
-        raise SettingsError(spelled) from error
+        raise SettingsError(spelled) from error.__cause__  # the trace of a user's env, if it raised
 
 
 # Policies

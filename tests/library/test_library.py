@@ -212,6 +212,13 @@ def test_bad_settings_give_a_one_sentence_error(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_the_traceback_shows_the_code_of_the_env_and_none_of_the_checks(tmp_path):
+    for settings, cause in (({"lr": -1}, type(None)), ({"env": lambda: Walk("no info")}, TypeError)):
+        with pytest.raises(tfrl.SettingsError) as caught:
+            tfrl.train("ppo", logdir=tmp_path, **settings)
+        assert type(caught.value.__cause__) is cause and caught.value.__suppress_context__
+
+
 def test_actions_are_what_the_env_takes():
     assert Discrete(2, start=5).as_env_takes(np.int32([0, 1])).tolist() == [5, 6]
     taken = Box((-2.0, 0.1), (2.0, 0.3), "float64").as_env_takes(np.float32([[-1, 1], [0, -1]]))

@@ -311,7 +311,7 @@ def check_task(task: Task) -> None:
     try:
         registry.check(task)
     except (ValueError, EnvError) as error:
-        raise UserError(f"{error}.") from None
+        raise UserError(f"{error}.") from error.__cause__
     modes = registry.distribution_modes(task.env)
     if modes and task.distribution_mode not in modes:
         raise UserError(
