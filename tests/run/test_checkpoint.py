@@ -141,12 +141,13 @@ def test_damaged_checkpoint_is_skipped(store, directory, damage, reason):
 def test_a_checkpoint_of_another_format_is_skipped(store, monkeypatch):
     save(store, 10)
     with monkeypatch.context() as later:
-        later.setattr(checkpoint, "FORMAT", 5)
+        later.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
         save(store, 20)
     sentences = []
     assert_checkpoint(store.load(sentences.append), 10)
     assert len(sentences) == 1
-    assert "it has format 5, and this version of tfrl reads format 4" in sentences[0]
+    mine = checkpoint.FORMAT
+    assert f"it has format {mine + 1}, and this version of tfrl reads format {mine}" in sentences[0]
 
 
 def test_all_damaged_is_an_error(store, directory):
