@@ -123,15 +123,6 @@ class ActingNetwork:
         config = self._config
         return rng.action_noise(config.seed, number, indices, config.steps_per_env, self.network.draw_noise)
 
-    def act(
-        self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
-    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Actions [R, B, *shape] of training envs, and the extras; see `tfrl.experience.collector`."""
-        raise NotImplementedError
-
-    def complete(self, rollout: Rollout) -> None:
-        """Adds the extras that are computed for all actions of a rollout at once."""
-
 
 class ActingActorCritic(ActingNetwork):
     """An ActingNetwork that also returns log-probabilities and values, which PPO and IMPALA need.
@@ -243,6 +234,9 @@ class ExploringNetwork(ActingNetwork):
         actions = self.explore(*(x.reshape(-1, *x.shape[2:]) for x in (observations, noise)))
         return actions.reshape(*observations.shape[:2], *actions.shape[1:]), {}
 
+    def complete(self, rollout: Rollout) -> None:
+        """Does nothing: an exploring network has no extras."""
+
 
 class Behavior:
     """A network on one device with its own copy of the weights, for actors and the policies of finished runs.
@@ -265,7 +259,9 @@ class Behavior:
             initial = network.initial()
             self._variables = {name: tf.Variable(initial[name], trainable=False) for name in network.acting}
         kind = ExploringNetwork if isinstance(config, BufferSettings) else ActingActorCritic
-        self.acting: ActingNetwork = kind(network, config, self._read, on_gpu=bool(gpus), at_once=at_once)
+        self.acting: ActingActorCritic | ExploringNetwork = kind(
+            network, config, self._read, on_gpu=bool(gpus), at_once=at_once
+        )
 
     def _read(self) -> dict[str, tf.Tensor]:
         return {name: variable.read_value() for name, variable in self._variables.items()}
