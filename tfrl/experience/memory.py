@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfrl.config.network import Network
-from tfrl.config.run import RLSettings
+from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec
 

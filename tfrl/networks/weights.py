@@ -24,8 +24,7 @@ from tfrl.run import files
 from tfrl.run.checkpoint import encode
 
 if TYPE_CHECKING:
-    from tfrl.config.network import Network
-    from tfrl.config.run import RLSettings
+    from tfrl.config.run import Network, RLSettings
     from tfrl.networks.actor_critic import ActorCritic
 
 WEIGHTS_FILE = "weights.npz"

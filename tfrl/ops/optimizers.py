@@ -157,7 +157,7 @@ class SGD(Optimizer):
 
 
 class OptimizerSettings:
-    """The settings of an optimizer; `tfrl.config.network.Optimizer` explains them."""
+    """The settings of an optimizer; `tfrl.config.run.Optimizer` explains them."""
 
     optimizer: str
     adam_epsilon: float
@@ -165,7 +165,7 @@ class OptimizerSettings:
 
 
 def of_settings(config: OptimizerSettings, *, uncorrected_epsilon: bool = False) -> Optimizer:
-    """The optimizer that a run's settings name (`tfrl.config.network`).
+    """The optimizer that a run's settings name (`tfrl.config.run`).
 
     `uncorrected_epsilon` is that of `Adam`.
     """

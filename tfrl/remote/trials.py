@@ -24,8 +24,7 @@ from tfrl.cli import signals
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import coerce, flag, nearest
 from tfrl.cli.settings import SETTINGS_FILE, Reader
-from tfrl.config.network import DECIDE_MLP, DECIDE_WEIGHTS
-from tfrl.config.run import RLSettings
+from tfrl.config.run import DECIDE_MLP, DECIDE_WEIGHTS, RLSettings
 from tfrl.envs.callables import is_name
 from tfrl.reporting import runs
 from tfrl.run import files

@@ -12,8 +12,7 @@ import numpy as np
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.config import of_run
-from tfrl.config.network import DECIDE_MLP, DECIDE_WEIGHTS
-from tfrl.config.run import RLSettings
+from tfrl.config.run import DECIDE_MLP, DECIDE_WEIGHTS, RLSettings
 from tfrl.envs import registry
 from tfrl.evaluation import policy
 from tfrl.networks.weights import PREFIX
