@@ -27,8 +27,8 @@ from tfrl.envs.subprocesses import ENV_PROCESS
 from tfrl.evaluation import episodes as playing
 from tfrl.evaluation import policy
 from tfrl.reporting import runs, scores
-from tfrl.run import results
 from tfrl.run.callbacks import Callback
+from tfrl.run.folder import read_results
 from tfrl.run.metrics import PROGRESS_FILE
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Run:
     @property
     def results(self) -> dict[str, Any]:
         """The content of results.json; empty if a stop file ended the run."""
-        return results.read(self.folder) or {}
+        return read_results(self.folder) or {}
 
     @property
     def progress(self) -> dict[str, np.ndarray]:

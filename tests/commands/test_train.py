@@ -14,7 +14,7 @@ from tfrl.cli.errors import TrainingError
 from tfrl.config import reader
 from tfrl.envs.registry import make
 from tfrl.envs.spec import EnvSpec
-from tfrl.run.results import weights_sha256
+from tfrl.run.folder import weights_sha256
 
 from_yaml = reader("ppo_procgen").from_yaml
 

@@ -25,8 +25,7 @@ from tfrl.networks import weights
 from tfrl.networks.entrance import variable_name
 from tfrl.run import loop
 from tfrl.run.console import Console
-from tfrl.run.folder import check_run
-from tfrl.run.results import weights_sha256
+from tfrl.run.folder import check_run, weights_sha256
 from tfrl.run.session import Session
 from tfrl.run.stop import StopRequest
 from tfrl.workers import strategy

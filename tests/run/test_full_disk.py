@@ -11,7 +11,7 @@ from small_run import SMALL
 from tfrl import evaluate, record, report, sac
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
-from tfrl.run import results
+from tfrl.run.folder import read_results
 from tfrl.training import callbacks
 
 # What a library leaves unfinished must not complain once more when it is collected.
@@ -115,7 +115,7 @@ def test_a_run_without_its_last_checkpoint_says_so_at_its_end(small_disk, capfd)
     flags += ["--num-envs", "2", "--batch-size", "16", "--updates-per-step", "0.1", "--checkpoint-every", "1"]
     flags += ["--eval-episodes", "1", "--logdir", str(disk), "--run-name", "run"]
     assert sac.main(flags) == 0
-    found = results.read(disk / "run")
+    found = read_results(disk / "run")
     assert found["missing"] == [f"the checkpoint of update {found['updates']} (there is no checkpoint yet)"]
     said = capfd.readouterr()
     last = (said.out + said.err).splitlines()[-1]

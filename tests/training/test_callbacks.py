@@ -24,7 +24,8 @@ from tfrl.evaluation import policy
 from tfrl.evaluation.episodes import evaluation_results, level_spec, play
 from tfrl.record import UniformPolicy
 from tfrl.reporting import runs
-from tfrl.run import loop, results
+from tfrl.run import loop
+from tfrl.run.folder import read_results
 from tfrl.run.session import Session, tensorboard
 from tfrl.run.stop import Stopped
 from tfrl.training import callbacks
@@ -47,7 +48,7 @@ def logdir(tmp_path_factory):
 
 
 def test_evaluations_and_videos_do_not_disturb_the_run(logdir):
-    plain, watched = (results.read(logdir / name) for name in ("plain", "watched"))
+    plain, watched = (read_results(logdir / name) for name in ("plain", "watched"))
     assert plain["weights_sha256"] == watched["weights_sha256"]
     assert plain["eval"] == watched["eval"]
 
@@ -286,13 +287,13 @@ def test_a_run_that_was_killed_goes_on_with_the_state_of_its_callbacks(small, no
     np.testing.assert_array_equal(found.seen, expected.seen)
     a, b = (runs.load(c.run_dir).progress["own/sum"] for c in (whole, config))
     np.testing.assert_array_equal(a, b)
-    assert results.read(config.run_dir)["weights_sha256"] == results.read(whole.run_dir)["weights_sha256"]
+    assert read_results(config.run_dir)["weights_sha256"] == read_results(whole.run_dir)["weights_sha256"]
 
 
 def test_a_callback_ends_a_run_with_its_results(small, tmp_path, capfd):
     config = small(logdir=str(tmp_path), total_steps=384, eval_every=2, eval_episodes=2)
     assert train(config, callbacks=[Noting(stop_at=256)]) == 0
-    found = results.read(config.run_dir)
+    found = read_results(config.run_dir)
     assert found["env_steps"] == 256 and found["stopped"] == "it is enough" and found["eval"]
     assert "Ended after 256 env steps: it is enough." in capfd.readouterr().out
     again = Noting()
@@ -300,4 +301,4 @@ def test_a_callback_ends_a_run_with_its_results(small, tmp_path, capfd):
     assert "is complete; a callback stopped it (it is enough)" in capfd.readouterr().out
     assert not again.calls
     assert train(config) == 0, "without the callback it goes on"
-    assert results.read(config.run_dir)["env_steps"] == 384
+    assert read_results(config.run_dir)["env_steps"] == 384

@@ -26,9 +26,9 @@ from tfrl.experience import memory
 from tfrl.experience.memory import Memory
 from tfrl.networks.weights import PREFIX, WEIGHTS_FILE, weights_of
 from tfrl.ops.graph import graph, tf
-from tfrl.run import files, results
+from tfrl.run import files
 from tfrl.run.checkpoint import CheckpointStore, encode, pack_json, unpack_json
-from tfrl.run.folder import BEST_FILE
+from tfrl.run.folder import BEST_FILE, read_results
 from tfrl.workers import parts
 from tfrl.workers.strategy import resolve_precision, set_up_tensorflow
 
@@ -152,7 +152,7 @@ def _exported(path: Path, config: RLSettings) -> PolicySource:
             if not weights:
                 raise UserError(f"{file} is damaged; export the run again.")
             run = path.parent if path.name == "export" else path
-            steps = (results.read(run) or {}).get("env_steps")
+            steps = (read_results(run) or {}).get("env_steps")
             if not isinstance(steps, int):
                 steps = config.run_steps
             return PolicySource(config, weights, "export", steps)

@@ -20,7 +20,7 @@ from tfrl.config import hyperparameters, of_run
 from tfrl.config.run import RLSettings, Task
 from tfrl.envs.published import normalized_return, published_curve
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, family
-from tfrl.run import results
+from tfrl.run.folder import read_results
 from tfrl.run.metrics import PROGRESS_FILE
 
 STEPS = "env_steps"
@@ -132,7 +132,7 @@ class Run:
 
 def load(path: Path) -> Run:
     """Reads a run's folder, except for a row that is being written. Raises UserError if it has no run."""
-    run = Run(path, of_run(path), read_progress(path / PROGRESS_FILE), results.read(path))
+    run = Run(path, of_run(path), read_progress(path / PROGRESS_FILE), read_results(path))
     ended = (run.results or {}).get("env_steps")
     # Results of fewer steps are older than the resume of this run.
     of_now = isinstance(ended, int | float) and ended >= run.env_steps

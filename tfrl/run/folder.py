@@ -1,4 +1,4 @@
-"""The run's folder: whether a run may write there, and the lock that it holds. TensorFlow is not needed.
+"""The run's folder: whether a run may write there, its lock, and results.json. TensorFlow is not needed.
 
 One process at a time trains a run: the chief holds a lock on the folder until it ends. A second trainer would
 overwrite the rows, curves and checkpoints of the first. The lock is the kernel's (`flock`), so it ends with
@@ -12,14 +12,18 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import hashlib
 import json
+import math
 import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
 
 from tfrl.cli.errors import PeerError, UserError
 from tfrl.cli.flags import flag
@@ -176,6 +180,35 @@ def _check_young(run: Path, existing: Settings) -> None:
             f"{run} holds a run without checkpoints, but with {', '.join(found)}, so it cannot be resumed; "
             "choose another --run-name, or remove the folder."
         )
+
+
+# results.json
+
+
+def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
+    """A fingerprint of names, shapes and bytes of float32 weights, in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(f"{name}{weights[name].shape}".encode())
+        digest.update(np.ascontiguousarray(weights[name], "<f4").tobytes())
+    return digest.hexdigest()
+
+
+def write_results(run: Path, results: Mapping[str, Any]) -> None:
+    """Writes results.json after the export is on disk; NaN becomes null. Raises OSError."""
+    files.write(run / RESULTS_FILE, json.dumps(finite(results), indent=2) + "\n")
+
+
+def read_results(run: Path) -> dict[str, Any] | None:
+    """The content of results.json, or None if it is missing or unreadable."""
+    return read_json(run / RESULTS_FILE)
+
+
+def finite(value: Any) -> Any:
+    """A value for JSON, which has no NaN: NaN and infinity become None."""
+    if isinstance(value, Mapping):
+        return {k: finite(v) for k, v in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # The lock

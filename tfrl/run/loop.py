@@ -14,10 +14,11 @@ from threadpoolctl import threadpool_limits
 
 from tfrl.cli.errors import TrainingError
 from tfrl.cli.settings import Settings
-from tfrl.run import files, results
+from tfrl.run import files
 from tfrl.run.callbacks import Callback, RunOfCallback, get_states, set_states
 from tfrl.run.checkpoint import CheckpointShard
 from tfrl.run.console import Console, Progress
+from tfrl.run.folder import weights_sha256, write_results
 from tfrl.run.metrics import PROGRESS_FILE, MetricsWriter, NullMetricsWriter, logged_steps
 from tfrl.run.session import Session, open_session, tensorboard
 from tfrl.run.stop import Stopped
@@ -416,14 +417,14 @@ class Run(RunOfCallback):
             "workers": runtime.num_workers,
             "replicas": runtime.replicas,
             "precision": runtime.precision,
-            "weights_sha256": results.weights_sha256(self.weights()),
+            "weights_sha256": weights_sha256(self.weights()),
             "resumed_at": session.resumed_at,
             "missing": session.missing(),
         }
         if runtime.is_chief:
             try:
                 self._learner.export(self.folder / "export")
-                results.write(self.folder, outcome)
+                write_results(self.folder, outcome)
             except OSError as error:
                 reason = files.reason(error)
                 raise TrainingError(f"cannot write the results in {self.folder}: {reason}") from None

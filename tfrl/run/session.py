@@ -15,7 +15,7 @@ import numpy as np
 from tfrl.cli.errors import EnvError, PeerError, TrainingError, UserError
 from tfrl.cli.settings import SETTINGS_FILE, Settings, to_yaml
 from tfrl.cli.streams import once, surviving
-from tfrl.run import files, results
+from tfrl.run import files
 from tfrl.run.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -25,6 +25,7 @@ from tfrl.run.checkpoint import (
     unpack_json,
 )
 from tfrl.run.console import Console
+from tfrl.run.folder import read_results, weights_sha256
 from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
 from tfrl.run.stop import Stopped, StopRequest, stop_code
 from tfrl.workers.strategy import Runtime
@@ -271,8 +272,8 @@ class Session:
 
         A collective, because a shared disk may show the file to one worker before it shows it to another.
         """
-        written = results.read(self._config.run_dir) or {}
-        return self.runtime.any_worker(written.get("weights_sha256") == results.weights_sha256(weights))
+        written = read_results(self._config.run_dir) or {}
+        return self.runtime.any_worker(written.get("weights_sha256") == weights_sha256(weights))
 
     # The end
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,15 +21,15 @@ from tfrl.config.actors import DistributedSettings
 from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
-from tfrl.envs.registry import TRAIN
+from tfrl.envs.registry import TRAIN, level_set_title
 from tfrl.envs.spec import EnvSpec
 from tfrl.evaluation.episodes import evaluation_columns, evaluation_results
 from tfrl.experience import memory
 from tfrl.experience.memory import Memory
 from tfrl.experience.normalize import EpisodeStatistics
 from tfrl.networks.weights import export
-from tfrl.run import results
 from tfrl.run.checkpoint import CheckpointShard, pack_bytes, unpack_bytes
+from tfrl.run.folder import finite
 from tfrl.run.loop import Conclusion, Learner
 from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
 from tfrl.run.session import Session, tensorboard
@@ -378,7 +379,7 @@ class EnvLearner(Learner):
             )
         elif stopped is not None:
             sentences.append(f"Ended after {self.steps_done:,} env steps: {stopped}.")
-        return Conclusion(sentences, *results.table(outcome), _next_commands(config))
+        return Conclusion(sentences, *results_table(outcome), _next_commands(config))
 
 
 def env_spec(config: RLSettings) -> EnvSpec:
@@ -411,6 +412,29 @@ def with_prefix(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.n
 def under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The arrays whose names begin with the prefix, without the prefix: the inverse of `with_prefix`."""
     return {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}
+
+
+def results_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The header and rows of the last table of a run."""
+    env = results["env"]
+    found: dict[str, Mapping[str, Any]] = {}
+    found["while training"] = {**results, "return": results["episode_return"], "episodes": "last 100"}
+    for level_set, score in results["eval"].items():
+        if isinstance(score, Mapping):
+            title = level_set_title(env, level_set)
+            found[title if title == "evaluation" else f"evaluation, {title}"] = score
+    names = ["return", "episodes"]
+    if any(finite(score["normalized_return"]) is not None for score in found.values()):
+        names.insert(1, "normalized_return")
+    title = f"{results['algorithm']} on {env}, {results['env_steps']:,} env steps"
+    header = [title, *("normalised" if name == "normalized_return" else name for name in names)]
+    return header, [[title, *(_cell(score[name]) for name in names)] for title, score in found.items()]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}" if math.isfinite(value) else "-"
+    return "-" if value is None else str(value)
 
 
 def _next_commands(config: RLSettings) -> list[str]:
