@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 # A folder may import those of the lines before its own, and itself.
 ORDER = (
     *(("cli", "ops"), ("workers",), ("envs",), ("config",), ("run",), ("networks",), ("experience",)),
-    *(("algorithms",), ("evaluation",), ("reporting",), ("remote",), ("training",), ("commands",)),
+    *(("algorithms",), ("reporting",), ("remote",), ("training",), ("commands",)),
 )
 RANKS = {folder: rank for rank, folders in enumerate(ORDER) for folder in folders}
 ZOO_COMMANDS = ("train", "evaluate", "__main__")

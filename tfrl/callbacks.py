@@ -9,9 +9,9 @@ from typing import Any
 
 from tfrl.cli.errors import SettingsError
 from tfrl.cli.streams import tell
-from tfrl.evaluation import episodes as playing
-from tfrl.evaluation.policy import keep
+from tfrl.experience import episodes as playing
 from tfrl.library import MakeEnv, task_of
+from tfrl.networks.weights import keep
 from tfrl.reporting import video
 from tfrl.run import files
 from tfrl.run.callbacks import Callback as Callback

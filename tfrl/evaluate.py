@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from tfrl.algorithms.acting import SavedPolicy
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import NATURAL
@@ -21,8 +22,8 @@ from tfrl.config.run import EPISODES, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
 from tfrl.envs.registry import TRAIN, level_set_title
-from tfrl.evaluation import policy
-from tfrl.evaluation.episodes import Player, check_level_set, check_plays, play_level_set, split_episodes
+from tfrl.experience.episodes import Player, check_level_set, check_plays, play_level_set, split_episodes
+from tfrl.networks.weights import find_policy
 from tfrl.reporting import scores
 from tfrl.run import files
 from tfrl.run.folder import EVALUATION_FILE
@@ -61,12 +62,12 @@ def main(arguments: Sequence[str]) -> int:
         "Play episodes with a run's policy: a table, and RUN/eval.json. RUN is a run's folder or an export.",
     )
     run = run_folder(command_line.one(words, "run", _USAGE))
-    source = policy.find(run, options.checkpoint)
+    source = find_policy(run, options.checkpoint)
     greedy = source.config.eval_greedy if options.greedy is None else options.greedy
     out = Path(options.out) if options.out else run / EVALUATION_FILE
     tasks = [_task(source.config, game, options) for game in (options.envs or source.config.env).split(",")]
     with quiet_start():
-        player = policy.Policy(source, options.precision, greedy=greedy)
+        player = SavedPolicy(source, options.precision, greedy=greedy)
     found = [
         evaluate_levels(player, task, level_set, options.episodes)
         | {"actions": "greedy" if greedy else "sampled"}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from tfrl.algorithms.acting import SavedPolicy
 from tfrl.cli import signals
 from tfrl.cli.errors import SettingsError, TrainingError, UserError
 from tfrl.cli.flags import coerce, flag, nearest
@@ -24,8 +25,8 @@ from tfrl.config import run_folder
 from tfrl.config.run import RLSettings
 from tfrl.envs import callables, observations, registry
 from tfrl.envs.subprocesses import ENV_PROCESS
-from tfrl.evaluation import episodes as playing
-from tfrl.evaluation import policy
+from tfrl.experience import episodes as playing
+from tfrl.networks.weights import PolicySource, find_policy
 from tfrl.reporting import runs, scores
 from tfrl.run.callbacks import Callback
 from tfrl.run.folder import read_results
@@ -195,7 +196,7 @@ class Policy:
       source: a text that names the checkpoint.
     """
 
-    def __init__(self, source: policy.PolicySource, greedy: policy.Policy, drawn: policy.Policy) -> None:
+    def __init__(self, source: PolicySource, greedy: SavedPolicy, drawn: SavedPolicy) -> None:
         self.config, self.source = source.config, source.name
         self._greedy, self._drawn = greedy, drawn
         self._observation, self._action = registry.specs(source.config)
@@ -289,7 +290,7 @@ class Policy:
 
     def _act(
         self,
-        player: policy.Policy,
+        player: SavedPolicy,
         observation: Any,
         mask: Any,
         generator: np.random.Generator,
@@ -368,9 +369,9 @@ def load(folder: str | Path, checkpoint: str = "last") -> Policy:
       SettingsError: the run or the checkpoint does not exist.
     """
     with _our_errors():
-        source = policy.find(run_folder(str(folder)), str(checkpoint))
+        source = find_policy(run_folder(str(folder)), str(checkpoint))
         with quiet_start():
-            greedy, drawn = (policy.Policy(source, greedy=greedy) for greedy in (True, False))
+            greedy, drawn = (SavedPolicy(source, greedy=greedy) for greedy in (True, False))
         return Policy(source, greedy, drawn)
 
 

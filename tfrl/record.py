@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from tfrl.algorithms.acting import SavedPolicy
 from tfrl.cli import command_line, endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import NATURAL
@@ -20,8 +21,8 @@ from tfrl.config.run import Task, check_task
 from tfrl.envs import registry
 from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec
-from tfrl.evaluation import policy
-from tfrl.evaluation.episodes import check_level_set
+from tfrl.experience.episodes import check_level_set
+from tfrl.networks.weights import find_policy
 from tfrl.reporting import video
 from tfrl.reporting.video import Recording, Window
 from tfrl.run import files
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         path = Path(options.out or f"{registry.file_name(task.env)}.{options.format}")
     else:
         run = run_folder(command_line.one(words, "run", _USAGE))
-        source = policy.find(run, options.checkpoint)
+        source = find_policy(run, options.checkpoint)
         seed = source.config.seed if options.seed is None else options.seed
         task = dataclasses.replace(source.config, seed=seed)
         name = f"{registry.file_name(task.env)}-{options.levels}-{source.env_steps}.{options.format}"
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
         if source is not None:
             greedy = source.config.eval_greedy if options.greedy is None else options.greedy
             with quiet_start():
-                player = policy.Policy(source, greedy=greedy)
+                player = SavedPolicy(source, greedy=greedy)
             probabilities = player.probabilities
         if options.window:
             video.show(player, task, window, options, probabilities)

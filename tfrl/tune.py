@@ -23,7 +23,7 @@ from tfrl.cli.settings import COUNT, NATURAL, expand_home
 from tfrl.cli.streams import console, tell
 from tfrl.config.actors import how_to_install_ray
 from tfrl.config.run import RLSettings
-from tfrl.evaluation.episodes import evaluation_columns
+from tfrl.experience.episodes import evaluation_columns
 from tfrl.remote.trials import Outcome, Sweep, outcome, plan, trial_name
 from tfrl.run import files
 from tfrl.run.folder import locked, read_json

@@ -7,7 +7,7 @@ import tensorflow as tf
 from made_envs import made
 
 from tfrl import config as settings
-from tfrl.evaluation.episodes import level_spec, play
+from tfrl.experience.episodes import level_spec, play
 from tfrl.experience.memory import Memory
 
 SHORT = [

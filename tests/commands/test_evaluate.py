@@ -19,15 +19,17 @@ from refusals import refusal
 from scripted import Acting, scripted, still
 
 from tfrl import evaluate, record
+from tfrl.algorithms.acting import SavedPolicy
 from tfrl.algorithms.ppo import Config
 from tfrl.cli.errors import UserError
 from tfrl.config import of_run, reader
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
-from tfrl.evaluation import policy
-from tfrl.evaluation.episodes import level_spec, play
+from tfrl.experience.episodes import level_spec, play
+from tfrl.networks.weights import find_policy, keep_best
 from tfrl.reporting import video
 from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.folder import BEST_FILE
 from tfrl.run.rng import Use
 
 parse = reader("ppo_procgen").parse
@@ -61,7 +63,7 @@ def run(tmp_path_factory):
     (path / "export").mkdir()
     np.savez(path / "export" / "weights.npz", **weights)
     (path / "export" / "config.yaml").write_text(text)
-    policy.keep_best(path, {k: v + 1 for k, v in weights.items()}, score=0.5, env_steps=100)
+    keep_best(path, {k: v + 1 for k, v in weights.items()}, score=0.5, env_steps=100)
     return path
 
 
@@ -126,11 +128,11 @@ def test_an_evaluation_leaves_the_rest_of_a_gpu_to_others_and_computes_in_float3
 
 @pytest.mark.parametrize("how", ["sample", "greedy"])
 def test_actions_are_drawn_unless_greedy(run, how):
-    source = policy.find(run, "last")
+    source = find_policy(run, "last")
     flags = ["--greedy"] if how == "greedy" else []
     assert evaluate.main([str(run), "--episodes", "20", "--levels", "train", *flags]) == 0
     (row,) = json.loads((run / "eval.json").read_text())["evaluations"]
-    player = policy.Policy(source, greedy=how == "greedy")
+    player = SavedPolicy(source, greedy=how == "greedy")
     played = play(player, level_spec(source.config, "train", 20), range(20), episodes_each=1)
     assert row["return_mean"] == played.returns.mean()
 
@@ -152,8 +154,8 @@ def test_actions_are_chosen_as_the_runs_own_evaluation_does_unless_a_flag_says_o
 
 
 def test_greedy_actions_are_the_most_likely_ones(run, capsys):
-    source = policy.find(run, "last")
-    greedy, drawn = (policy.Policy(source, greedy=how) for how in (True, False))
+    source = find_policy(run, "last")
+    greedy, drawn = (SavedPolicy(source, greedy=how) for how in (True, False))
     observations = (255 * np.eye(50, dtype=np.uint8)).reshape(50, 10, 5, 1)
     uniforms = np.full((50, 1), 0.99, np.float32)
     actions = greedy.act(observations, uniforms)
@@ -165,28 +167,28 @@ def test_the_best_policy_is_kept_until_a_better_one(run, tmp_path):
     weights = {"actor/head/bias": np.zeros(3, np.float32)}
     made = make_run(tmp_path, total_steps=40_000)
     for score, env_steps, kept in ((1.0, 10, 10), (0.5, 20, 10), (2.0, 30, 30), (2.0, 40, 30), (0.1, 15, 15)):
-        policy.keep_best(made, weights, score=score, env_steps=env_steps)
-        assert policy.find(made, "best").env_steps == kept
-    (made / policy.BEST_FILE).write_bytes(b"PK damaged")
+        keep_best(made, weights, score=score, env_steps=env_steps)
+        assert find_policy(made, "best").env_steps == kept
+    (made / BEST_FILE).write_bytes(b"PK damaged")
     with pytest.raises(UserError, match="damaged"):
-        policy.find(made, "best")
-    assert policy.find(run, "best").weights.keys() == policy.find(run, "last").weights.keys()
+        find_policy(made, "best")
+    assert find_policy(run, "best").weights.keys() == find_policy(run, "last").weights.keys()
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_failed_write_of_the_best_policy_keeps_the_previous_one(tmp_path):
     made = make_run(tmp_path, total_steps=40_000)
     weights = {"actor/head/bias": np.zeros(3, np.float32)}
-    policy.keep_best(made, weights, score=1.0, env_steps=10)
+    keep_best(made, weights, score=1.0, env_steps=10)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # writing fails as on a full disk
     try:
         with pytest.raises(OSError):
-            policy.keep_best(made, weights, score=2.0, env_steps=20)
+            keep_best(made, weights, score=2.0, env_steps=20)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert policy.find(made, "best").env_steps == 10
-    assert [path.name for path in (made / policy.BEST_FILE).parent.iterdir()] == ["best.npz"]
+    assert find_policy(made, "best").env_steps == 10
+    assert [path.name for path in (made / BEST_FILE).parent.iterdir()] == ["best.npz"]
 
 
 def test_an_evaluator_outlives_a_full_disk(run, tmp_path, capsys, monkeypatch):
@@ -239,14 +241,14 @@ def test_an_export_in_its_run_has_the_steps_at_which_the_run_ended(run, tmp_path
     ended = tmp_path / "ended"
     shutil.copytree(run, ended)
     (ended / "results.json").write_text('{"env_steps": 123}')
-    assert policy.find(ended / "export", "last").env_steps == 123
+    assert find_policy(ended / "export", "last").env_steps == 123
 
 
 def test_an_export_beside_foreign_results_counts_the_steps_of_its_settings(run, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(run / "export", other)
     (other / "results.json").write_text('{"env_steps": "many"}')
-    assert policy.find(other, "last").env_steps == policy.find(run, "last").env_steps
+    assert find_policy(other, "last").env_steps == find_policy(run, "last").env_steps
 
 
 # Videos

@@ -18,7 +18,7 @@ from tfrl.envs.gymnasium import GymnasiumVec
 from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import Box, Discrete, EnvSpec
 from tfrl.envs.subprocesses import SubprocessVecEnv
-from tfrl.evaluation.episodes import play
+from tfrl.experience.episodes import play
 from tfrl.record import UniformPolicy
 from tfrl.reporting import video
 

@@ -10,8 +10,8 @@ from tfrl.config import reader
 from tfrl.envs import registry
 from tfrl.envs.registry import LEVEL_SETS
 from tfrl.envs.spec import EnvSpec
-from tfrl.evaluation import episodes
-from tfrl.evaluation.episodes import GAP, level_spec, play, split_episodes, with_gap
+from tfrl.experience import episodes
+from tfrl.experience.episodes import GAP, level_spec, play, split_episodes, with_gap
 from tfrl.run import rng
 from tfrl.run.rng import Use
 

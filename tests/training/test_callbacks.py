@@ -20,8 +20,8 @@ from scripted import Acting
 import tfrl
 from tfrl.config import reader
 from tfrl.envs import registry
-from tfrl.evaluation import policy
-from tfrl.evaluation.episodes import evaluation_results, level_spec, play
+from tfrl.experience.episodes import evaluation_results, level_spec, play
+from tfrl.networks.weights import find_policy
 from tfrl.record import UniformPolicy
 from tfrl.reporting import runs
 from tfrl.run import loop
@@ -54,7 +54,7 @@ def test_evaluations_and_videos_do_not_disturb_the_run(logdir):
 
 
 def test_the_best_policy_and_the_videos_are_kept(logdir):
-    best = policy.find(logdir / "watched", "best")
+    best = find_policy(logdir / "watched", "best")
     with (logdir / "watched" / "progress.csv").open() as file:
         evaluated = {int(row["env_steps"]): row["eval_test/return"] for row in csv.DictReader(file)}
     scores = {steps: float(cell) for steps, cell in evaluated.items() if cell}

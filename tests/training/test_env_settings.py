@@ -8,7 +8,7 @@ from made_envs import made
 
 from tfrl import config as settings
 from tfrl.config import of_run
-from tfrl.evaluation.episodes import level_spec
+from tfrl.experience.episodes import level_spec
 from tfrl.run.session import Session
 from tfrl.run.stop import Stopped
 from tfrl.training.learner import env_spec

@@ -16,12 +16,12 @@ from refusals import refusal
 
 from tfrl import config as settings
 from tfrl.cli.errors import UserError
+from tfrl.networks.weights import check_start, read_start
 from tfrl.run import loop
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.console import Console
 from tfrl.run.session import Session
 from tfrl.run.stop import StopRequest
-from tfrl.training import start_from
 from tfrl.workers import strategy
 from tfrl.workers.watchdog import Watchdog
 
@@ -179,7 +179,7 @@ def test_workers_begin_with_the_same_export_or_not_at_all(runs, tmp_path):
             )
             config = config_of("ppo", tmp_path, "second", "--start-from", tmp_path / str(worker))
             try:
-                return start_from.read(config, session)[0]
+                return read_start(config, session)[0]
             except UserError as error:
                 return str(error)
 
@@ -201,7 +201,7 @@ def test_a_run_that_cannot_be_started_from_gives_a_one_sentence_error(runs, tmp_
 
     def sentence(*flags, algorithm="ppo", start=first):
         config = config_of(algorithm, tmp_path, "new", "--start-from", start, *flags)
-        return refusal(start_from.check, config)
+        return refusal(check_start, config)
 
     assert "has no checkpoint, and no export" in sentence(start=empty)
     assert "does not exist" in sentence(start=tmp_path / "nowhere")
@@ -217,7 +217,7 @@ def test_a_run_that_cannot_be_started_from_gives_a_one_sentence_error(runs, tmp_
 
 def test_settings_without_effect_do_not_tell_networks_apart(runs, tmp_path):
     config = config_of("ppo", tmp_path, "new", "--start-from", runs("ppo"))
-    start_from.check(dataclasses.replace(config, free_deviation=not config.free_deviation))
+    check_start(dataclasses.replace(config, free_deviation=not config.free_deviation))
 
 
 def test_weights_of_other_shapes_give_a_one_sentence_error(runs, tmp_path):
@@ -227,7 +227,7 @@ def test_weights_of_other_shapes_give_a_one_sentence_error(runs, tmp_path):
     text = (first / "config.yaml").read_text()
     (first / "config.yaml").write_text(text.replace("hidden: '8'", "hidden: '9'"))
     config = config_of("ppo", tmp_path, "new", "--start-from", first, "--hidden", 9)
-    start_from.check(config)
+    check_start(config)
     assert "has another network or optimizer" in refusal(begun, config)
 
 

@@ -40,7 +40,7 @@ from tfrl import evaluate
 from tfrl.cli.settings import to_yaml
 from tfrl.config import reader
 from tfrl.envs.registry import LEVEL_SETS
-from tfrl.evaluation import policy
+from tfrl.networks.weights import find_policy
 from tfrl.run.checkpoint import CheckpointStore
 
 parse = reader("ppo_procgen").parse
@@ -134,7 +134,7 @@ def test_two_workers_write_one_run(alone, pair):
 def test_two_workers_evaluate_as_one_process_does_and_keep_the_best(alone, pair):
     assert list(evaluations(pair)) == [2 * BATCH, 4 * BATCH]
     assert evaluations(pair) == evaluations(alone)
-    best = [policy.find(logdir / "run", "best") for logdir in (alone, pair)]
+    best = [find_policy(logdir / "run", "best") for logdir in (alone, pair)]
     assert best[0].env_steps == best[1].env_steps in evaluations(pair)
     for name, weights in best[0].weights.items():
         np.testing.assert_array_equal(best[1].weights[name], weights)

@@ -5,18 +5,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from tfrl.cli.errors import UserError
+from tfrl.cli.settings import Precision
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
+from tfrl.experience import memory
 from tfrl.experience.collector import Collected, Collector, Versioned
+from tfrl.experience.memory import Memory
 from tfrl.experience.replay import BufferSettings
 from tfrl.experience.rollout import Rollout
-from tfrl.ops.graph import compiled, tf
+from tfrl.networks.weights import PolicySource
+from tfrl.ops.graph import compiled, graph, tf
 from tfrl.run import rng
+from tfrl.workers import parts
 from tfrl.workers.data_parallel import Weights
+from tfrl.workers.strategy import resolve_precision, set_up_tensorflow
 
 if TYPE_CHECKING:
     from tfrl.networks.actor_critic import ActorCritic
@@ -301,3 +308,57 @@ class Actor(Behavior):
         after = self.collector.get_state()
         self._ended = time.perf_counter()
         return Collected(rollout, after)
+
+
+class SavedPolicy(Behavior):
+    """Acts with the weights of a run, for any number of envs; implements `tfrl.experience.episodes.Player`.
+
+    Args:
+      source: the weights and settings.
+      precision: of the torso; "run": that of the run.
+      greedy: take the most likely actions instead of drawing them.
+
+    Attributes:
+      precision: the same, "float32" or "bfloat16".
+      probabilities: a function from observations to the probabilities of all actions, float32 [B, A]; None
+        for continuous actions and recurrent policies.
+
+    Raises UserError if the settings describe another network than the weights belong to.
+    """
+
+    def __init__(
+        self, source: PolicySource, precision: Precision | Literal["run"] = "run", *, greedy: bool = False
+    ) -> None:
+        set_up_tensorflow()
+        if not tf.config.list_physical_devices("GPU"):
+            parts.one_thread_each()
+        config = source.config
+        wanted = config.precision if precision == "run" else precision
+        self.precision = resolve_precision(wanted, small=config.small_network)
+        super().__init__(config, self.precision, at_once=parts.cores())
+        self.draw_noise = self.acting.network.draw_noise
+        self._greedy = greedy
+        self.probabilities: Callable[[np.ndarray], np.ndarray] | None = None
+        if self.acting.network.has_probabilities and self.memory(1) is None:
+            of_rows = graph(lambda o: self.acting.network.probabilities(self.acting.outputs(o)))
+            self.probabilities = lambda observations: of_rows(tf.convert_to_tensor(observations)).numpy()
+        self.set_weights(source.weights)
+
+    def memory(self, envs: int) -> Memory | None:
+        """Makes the memory of this number of envs; None if the network is not recurrent."""
+        return memory.of_settings(self._config, envs)
+
+    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Acts with these weights from now on. Raises UserError if they belong to another network."""
+        try:
+            super().set_weights(weights)
+        except ValueError as error:
+            raise UserError(f"{error}, so they do not fit the settings of this run.") from None
+
+    def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
+        """Actions [B, *shape] for observations [B, *shape] and noise float32 [B, K].
+
+        A recurrent policy also takes its memory [B, M], and returns a pair: actions, and states [B, S].
+        """
+        with tf.device(self._device):
+            return self.acting.choose(observations, None if self._greedy else noise, *memory)

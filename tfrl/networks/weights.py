@@ -1,4 +1,4 @@
-"""Weights by name, in files: checkpoints, exports for others, and the torso of a supervised run.
+"""Weights by name, in files: exports, the policies of runs, and the weights with which another run begins.
 
 Names are the same in every process and on every topology; arrays are float32. TensorFlow is imported
 only when an export is written.
@@ -7,25 +7,33 @@ only when an export is written.
 from __future__ import annotations
 
 import dataclasses
+import re
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
 
 from tfrl.cli.errors import UserError
+from tfrl.cli.flags import flag, shown
 from tfrl.cli.settings import SETTINGS_FILE, Precision, to_yaml
+from tfrl.cli.streams import tell
+from tfrl.config import of_run
+from tfrl.config.run import DECIDE_MLP, DECIDE_WEIGHTS, Network, RLSettings
 from tfrl.envs import registry
 from tfrl.networks.distributions import distribution_for
 from tfrl.ops.graph import graph, tf
 from tfrl.run import files
-from tfrl.run.checkpoint import encode
+from tfrl.run.checkpoint import CheckpointStore, encode, pack_json, unpack_json
+from tfrl.run.folder import BEST_FILE, read_results
 
 if TYPE_CHECKING:
-    from tfrl.config.run import Network, RLSettings
     from tfrl.networks.actor_critic import ActorCritic
+    from tfrl.run.session import Session  # which imports TensorFlow
 
 WEIGHTS_FILE = "weights.npz"
 """The name of the file with the weights of an export."""
@@ -94,6 +102,209 @@ def export(
         tf.saved_model.save(module, str(staged), signatures=module.policy)
 
 
+# The weights of a run
+
+_INFO = "info"
+
+
+@dataclass(frozen=True)
+class PolicySource:
+    """The weights of a policy.
+
+    Attributes:
+      config: the run's settings.
+      weights: float32 arrays by name.
+      name: the checkpoint, in words.
+      env_steps: the length of the training.
+    """
+
+    config: RLSettings
+    weights: dict[str, np.ndarray]
+    name: str
+    env_steps: int
+
+
+def _warn(sentence: str) -> None:
+    tell(f"warning: {sentence}")
+
+
+def find_policy(path: Path, checkpoint: str, warn: Callable[[str], None] = _warn) -> PolicySource:
+    """Finds a policy in the folder of a run or of an export.
+
+    Args:
+      path: the folder.
+      checkpoint: "last", "best" or the number of an update; an export has only "last".
+      warn: called with a sentence for each damaged checkpoint; by default it writes to stderr.
+
+    Raises:
+      UserError: the folder is not one of a run, or the checkpoint is missing or damaged.
+    """
+    number = re.fullmatch("[0-9]{1,15}", checkpoint)
+    if checkpoint not in ("last", "best") and not number:
+        given = shown(checkpoint)
+        raise UserError(f"--checkpoint must be last, best or the number of an update; got {given}.")
+    config = of_run(path)
+    if checkpoint == "best":
+        return _best(path, config)
+    store = CheckpointStore(path / "checkpoints", keep=1)
+    if number:
+        found = store.load(warn, int(checkpoint))
+    elif store.updates():
+        found = store.load(warn)
+    else:
+        return _exported(path, config)
+    if found is None:
+        raise UserError(f"{path} has no checkpoint of update {checkpoint}.")
+    return PolicySource(config, weights_of(found.learner), f"update {found.update}", found.env_steps)
+
+
+def has_policy(run: Path) -> bool:
+    """True if a run's folder has a checkpoint or an export, even a damaged one."""
+    exported = any(file.is_file() for file in _exports(run))
+    return exported or bool(CheckpointStore(run / "checkpoints", keep=1).updates())
+
+
+def _exports(path: Path) -> tuple[Path, Path]:
+    """The files that have the weights in a run's folder, and in an export's folder."""
+    return path / "export" / WEIGHTS_FILE, path / WEIGHTS_FILE
+
+
+def keep(run: Path, place: Path, weights: Mapping[str, np.ndarray]) -> None:
+    """Writes weights and the settings of their run into a folder, in which `find_policy` finds an export.
+
+    Raises OSError.
+    """
+    files.make_folder(place)
+    for name in (SETTINGS_FILE, registry.FACTS_FILE):
+        if (run / name).is_file():
+            files.write(place / name, (run / name).read_text(encoding="utf-8"))
+    files.write(place / WEIGHTS_FILE, encode(weights))
+
+
+def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env_steps: int) -> None:
+    """Saves these weights as the run's best unless an earlier evaluation scored higher.
+
+    Args:
+      run: the run's folder.
+      weights: float32 arrays by name.
+      score: the mean return on unseen levels.
+      env_steps: the env steps of the run so far.
+
+    Raises:
+      OSError: they cannot be written; the earlier best weights stay.
+    """
+    path = run / BEST_FILE
+    info = _read(path).get(_INFO) if path.is_file() else None
+    before = {} if info is None else unpack_json(info)
+    # Best weights of later env steps are from before the run resumed from an earlier checkpoint.
+    if before and before["env_steps"] < env_steps and before["score"] >= score:
+        return
+    files.make_folder(path.parent)
+    arrays = {f"{PREFIX}{name}": value for name, value in weights.items()}
+    info = pack_json({"score": score, "env_steps": env_steps})
+    files.write(path, encode({**arrays, _INFO: info}))
+
+
+def _best(path: Path, config: RLSettings) -> PolicySource:
+    file = path / BEST_FILE
+    if not file.is_file():
+        raise UserError(f"{path} has no best checkpoint yet: an evaluation (--eval-every) makes one.")
+    arrays = _read(file)
+    if _INFO not in arrays:
+        raise UserError(f"{file} is damaged; take another --checkpoint.")
+    return PolicySource(config, weights_of(arrays), "best", unpack_json(arrays[_INFO])["env_steps"])
+
+
+def _exported(path: Path, config: RLSettings) -> PolicySource:
+    for file in _exports(path):
+        if file.is_file():
+            weights = _read(file)
+            if not weights:
+                raise UserError(f"{file} is damaged; export the run again.")
+            run = path.parent if path.name == "export" else path
+            steps = (read_results(run) or {}).get("env_steps")
+            if not isinstance(steps, int):
+                steps = config.run_steps
+            return PolicySource(config, weights, "export", steps)
+    raise UserError(f"{path} has no policy: no checkpoint, and no export/{WEIGHTS_FILE}.")
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an npz file; empty if it is damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return {}
+
+
+# --start-from: a run that starts with the weights of another run
+
+
+def check_start(config: RLSettings) -> None:
+    """Raises UserError if a run cannot start from that of --start-from; needs no TensorFlow."""
+    run, name = Path(config.start_from or ""), f"--start-from {config.start_from}"
+    if run.exists() and run.resolve() == config.run_dir.resolve():
+        raise UserError(f"{name} is this run itself; leave it out, or give the new run another --run-name.")
+    if getattr(config, "torso_weights", None) is not None:
+        raise UserError(f"{name} gives all weights, and --torso-weights those of the torso: leave one out.")
+    there = of_run(run)
+    if not has_policy(run):
+        raise UserError(f"{name} has no checkpoint, and no export.")
+    _check_same_network(name, config, there)
+
+
+def _check_same_network(name: str, config: RLSettings, there: RLSettings) -> None:
+    """Raises UserError if the settings of that run show other weights or another optimizer."""
+    if type(config).make_network is not type(there).make_network:
+        raise UserError(
+            f"{name} is a run of {there.algorithm}, and {config.algorithm} cannot start from its networks."
+        )
+    if registry.specs(config) != registry.specs(there):
+        raise UserError(
+            f"{name} belongs to another network: it was trained on {there.env}, whose observations or "
+            f"actions differ from those of {config.env}."
+        )
+    names = [name for name in (*DECIDE_WEIGHTS, *DECIDE_MLP) if name not in config.ineffective]
+    pairs = [(n, getattr(there, n, None), getattr(config, n, None)) for n in names]
+    if differing := [f"{flag(n)} {old} there, {new} here" for n, old, new in pairs if old != new]:
+        raise UserError(f"{name} has another network or optimizer: {'; '.join(differing)}.")
+
+
+def read_start(config: RLSettings, session: Session) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Reads the newest checkpoint of --start-from, or its export, equally on all workers. A collective.
+
+    Returns the arrays for `Agent.begin_with`, and what results.json says about their source. An export gives
+    only weights.
+
+    Raises UserError if there are no weights, if all are damaged, or if the workers find different weights.
+    """
+    run, warn = Path(config.start_from or ""), session.console.warn
+    found = CheckpointStore(run / "checkpoints", keep=1).load(warn)
+    if found is not None:
+        state, env_steps, update = found.learner, found.env_steps, found.update
+    else:
+        source = find_policy(run, "last", warn)
+        state = {PREFIX + name: array for name, array in source.weights.items()}
+        env_steps, update = source.env_steps, None
+    if np.ptp(session.of_workers(_checksum(state))) != 0:
+        raise UserError(
+            f"the workers do not see the same weights in --start-from {config.start_from}; wait for the end "
+            "of that run if it trains."
+        )
+    return state, {"run": config.start_from, "env_steps": env_steps, "update": update}
+
+
+def _checksum(arrays: Mapping[str, np.ndarray]) -> int:
+    """The CRC-32 of all arrays, in the order of their names."""
+    checksum = 0
+    for name in sorted(arrays):
+        checksum = zlib.crc32(np.ascontiguousarray(arrays[name]).data, checksum)
+    return checksum
+
+
+# --torso-weights
+
 _TORSO_PREFIX = "torso/"
 
 
@@ -124,16 +335,14 @@ def read_torso(run: str) -> dict[str, np.ndarray]:
 
     Raises UserError if there are no weights, or if PPO cannot use the weights.
     """
-    path = Path(run) / "export" / "weights.npz"
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            names = [name for name in file.files if name.startswith(_TORSO_PREFIX)]
-            weights = {name.removeprefix(_TORSO_PREFIX): file[name] for name in names}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+    path = Path(run) / "export" / WEIGHTS_FILE
+    found = _read(path)
+    if not found:
         raise UserError(
             f"--torso-weights {run} holds no finished run of resnet.train: {path} cannot be read; "
             "train one with `python -m resnet.train --normalization group`."
-        ) from None
+        )
+    weights = {n.removeprefix(_TORSO_PREFIX): a for n, a in found.items() if n.startswith(_TORSO_PREFIX)}
     if any(name.endswith("/moving_mean") for name in weights):
         raise UserError(
             f"--torso-weights {run} was trained with batch normalization, which breaks PPO's probability "

@@ -22,7 +22,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.settings import COUNT, Range
 from tfrl.envs.registry import frames_per_second
 from tfrl.envs.spec import ActionSpec, Discrete, MultiDiscrete, Step, VecEnv
-from tfrl.evaluation.episodes import Player, Watcher, level_spec, play
+from tfrl.experience.episodes import Player, Watcher, level_spec, play
 from tfrl.run import files, rng
 
 Probabilities = Callable[[np.ndarray], np.ndarray] | None

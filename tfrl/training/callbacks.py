@@ -17,8 +17,7 @@ from tfrl.cli.streams import once
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.envs.registry import TRAIN
-from tfrl.evaluation import policy
-from tfrl.evaluation.episodes import (
+from tfrl.experience.episodes import (
     Episodes,
     Player,
     evaluation_metrics,
@@ -27,6 +26,7 @@ from tfrl.evaluation.episodes import (
     split_episodes,
     with_gap,
 )
+from tfrl.networks.weights import keep_best
 from tfrl.reporting.video import Recording, save
 from tfrl.run import files
 from tfrl.run.callbacks import Callback, RunOfCallback
@@ -144,7 +144,7 @@ class BestPolicy(Callback):
             return
         score = evaluation["eval_test/return"]
         try:
-            policy.keep_best(run.folder, run.weights(), score=score, env_steps=run.env_steps)
+            keep_best(run.folder, run.weights(), score=score, env_steps=run.env_steps)
             self._session.unwritten.discard("the best policy")
         except OSError as error:
             self._session.unwritten.add("the best policy")

@@ -26,10 +26,9 @@ from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.callables import find, is_importable, is_name, search_path
 from tfrl.experience import replay, rollout
-from tfrl.networks.weights import check_torso
+from tfrl.networks.weights import check_start, check_torso
 from tfrl.run.callbacks import Callback
 from tfrl.run.folder import check_run_folder, has_checkpoint, take_run
-from tfrl.training import start_from
 from tfrl.workers import tf_config
 from tfrl.workers.tf_config import TFConfig
 
@@ -163,7 +162,7 @@ def check(config: RLSettings, cluster: TFConfig | None = None) -> None:
     if has_checkpoint(config.run_dir):
         return
     if config.start_from is not None:
-        start_from.check(config)
+        check_start(config)
     if isinstance(config, Network) and config.torso_weights is not None:
         check_torso(config)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from tfrl.algorithms.acting import SavedPolicy
 from tfrl.cli.errors import UserError
 from tfrl.cli.streams import once, quiet_start
 from tfrl.config.run import RLSettings
-from tfrl.evaluation import policy
-from tfrl.evaluation.episodes import evaluation_metrics, play_level_set, with_gap
+from tfrl.experience.episodes import evaluation_metrics, play_level_set, with_gap
+from tfrl.networks.weights import PolicySource, find_policy
 from tfrl.reporting import runs
 from tfrl.run import files
 from tfrl.run.checkpoint import CheckpointStore
@@ -41,7 +42,7 @@ def follow(config: RLSettings, sleep: Callable[[float], None] = time.sleep) -> i
     store = CheckpointStore(config.run_dir / "checkpoints", keep=1)
     events = EventFile(config.run_dir)
     console.message(f"Following the checkpoints in {config.run_dir}.")
-    player: policy.Policy | None = None
+    player: SavedPolicy | None = None
     warn = once(console.warn)
     any_checkpoint = not (config.eval_every or config.eval_every_steps)
     evaluated, updates = (0, 0), store.updates()  # updates and env steps
@@ -55,7 +56,7 @@ def follow(config: RLSettings, sleep: Callable[[float], None] = time.sleep) -> i
                 evaluated = now
                 if player is None:  # built once, because tracing takes seconds
                     with quiet_start():
-                        player = policy.Policy(source, greedy=config.eval_greedy)
+                        player = SavedPolicy(source, greedy=config.eval_greedy)
                 else:
                     player.set_weights(source.weights)
                 found: dict[str, float] = {}
@@ -85,10 +86,10 @@ def _ended_early(config: RLSettings) -> bool:
     return results.is_file() and runs.load(config.run_dir).is_done_for(config)
 
 
-def _find(config: RLSettings, update: int, warn: Callable[[str], None]) -> policy.PolicySource | None:
+def _find(config: RLSettings, update: int, warn: Callable[[str], None]) -> PolicySource | None:
     """The policy of the checkpoint; None if the checkpoint is unreadable or already removed."""
     try:
-        return policy.find(config.run_dir, str(update), warn)
+        return find_policy(config.run_dir, str(update), warn)
     except UserError as error:
         warn(str(error))
         return None

@@ -23,18 +23,17 @@ from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
 from tfrl.envs.registry import TRAIN, level_set_title
 from tfrl.envs.spec import EnvSpec
-from tfrl.evaluation.episodes import evaluation_columns, evaluation_results
 from tfrl.experience import memory
+from tfrl.experience.episodes import evaluation_columns, evaluation_results
 from tfrl.experience.memory import Memory
 from tfrl.experience.normalize import EpisodeStatistics
-from tfrl.networks.weights import export
+from tfrl.networks.weights import export, read_start
 from tfrl.run.checkpoint import CheckpointShard, pack_bytes, unpack_bytes
 from tfrl.run.folder import finite
 from tfrl.run.loop import Conclusion, Learner
 from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
 from tfrl.run.session import Session, tensorboard
 from tfrl.training import callbacks as own_callbacks
-from tfrl.training import start_from
 from tfrl.workers import machine
 from tfrl.workers.strategy import Runtime
 
@@ -97,7 +96,7 @@ class EnvLearner(Learner):
         self.agent.begin()
         if self._config.start_from is None:
             return
-        state, self._session.started_from = start_from.read(self._config, self._session)
+        state, self._session.started_from = read_start(self._config, self._session)
         try:
             self._begin_with(state)
         except (ValueError, KeyError) as error:

@@ -1,1 +1,0 @@
-"""Evaluations: plays episodes with a policy, also with one of an earlier run."""
