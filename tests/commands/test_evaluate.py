@@ -192,7 +192,7 @@ def test_a_failed_write_of_the_best_policy_keeps_the_previous_one(tmp_path):
 
 
 def test_an_evaluator_outlives_a_full_disk(run, tmp_path, capsys, monkeypatch):
-    from tfrl.training import evaluator
+    from tfrl.training import callbacks as evaluator
 
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # it would keep SIGTERM for itself
     path = shutil.copytree(run, tmp_path / "run")

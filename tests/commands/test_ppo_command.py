@@ -11,7 +11,7 @@ from worker_pair import run_workers
 from tfrl import config as settings
 from tfrl.cli.errors import UserError
 from tfrl.reporting import runs
-from tfrl.training import evaluator
+from tfrl.training import callbacks as evaluator
 
 UPDATES = 30  # enough of them for a kill in their midst
 FLAGS = "--num-envs 8 --num-steps 32 --num-minibatches 4 --epochs 2 --seed 3 --eval-episodes 2"

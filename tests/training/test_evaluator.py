@@ -23,7 +23,7 @@ parse = reader("ppo_procgen").parse
 def test_an_evaluator_reports_a_failure_once(
     tmp_path, capsys, monkeypatch, settings, learner, taken, sentences
 ):
-    from tfrl.training import evaluator  # TensorFlow
+    from tfrl.training import callbacks as evaluator  # TensorFlow
 
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # it would keep SIGTERM for itself
     config = parse(["--env", "catch", "--logdir", str(tmp_path), "--run-name", "run"])

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tfrl.workers import membership
+from tfrl.workers import strategy
 from tfrl.workers.strategy import resolve_precision
 
 OWN = {"logdir", "resume", "env_threads", "env_processes", "cluster_timeout", "stall_timeout"}
@@ -12,9 +12,9 @@ OWN = {"logdir", "resume", "env_threads", "env_processes", "cluster_timeout", "s
 
 def test_workers_compare_all_settings_except_those_of_a_machine(small):
     config = small()
-    expected = membership.fingerprint(config)
+    expected = strategy.fingerprint(config)
     for field in dataclasses.fields(config):
-        changed = membership.fingerprint(dataclasses.replace(config, **{field.name: "another"}))
+        changed = strategy.fingerprint(dataclasses.replace(config, **{field.name: "another"}))
         differing = {name for name in expected if changed[name] != expected[name]}
         assert differing == {field.name} - OWN
     assert {field.name for field in dataclasses.fields(config)} > OWN
@@ -22,12 +22,12 @@ def test_workers_compare_all_settings_except_those_of_a_machine(small):
 
 def test_workers_agree_on_whether_an_evaluator_follows_the_run(small):
     config = small()
-    assert membership.fingerprint(config, evaluated=True) != membership.fingerprint(config)
+    assert strategy.fingerprint(config, evaluated=True) != strategy.fingerprint(config)
 
 
 def test_workers_compare_the_precision_that_auto_means(small):
     meant = resolve_precision("auto")
-    assert membership.fingerprint(small(precision="auto")) == membership.fingerprint(small(precision=meant))
+    assert strategy.fingerprint(small(precision="auto")) == strategy.fingerprint(small(precision=meant))
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def checksum(tmp_path, monkeypatch):
     for package in ("tfrl/envs", "resnet"):
         (tmp_path / package).mkdir(parents=True)
         (tmp_path / package / "code.py").write_text("x = 1")
-    monkeypatch.setattr(membership, "__file__", str(tmp_path / "tfrl" / "workers" / "membership.py"))
-    return lambda config: membership.fingerprint(config)["the code (its checksum)"]
+    monkeypatch.setattr(strategy, "__file__", str(tmp_path / "tfrl" / "workers" / "strategy.py"))
+    return lambda config: strategy.fingerprint(config)["the code (its checksum)"]
 
 
 @pytest.mark.parametrize("file", ["tfrl/envs/code.py", "resnet/code.py"])

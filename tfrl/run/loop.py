@@ -22,7 +22,7 @@ from tfrl.run.folder import weights_sha256, write_results
 from tfrl.run.metrics import PROGRESS_FILE, MetricsWriter, NullMetricsWriter, logged_steps
 from tfrl.run.session import Session, open_session, tensorboard
 from tfrl.run.stop import Stopped
-from tfrl.workers.membership import join
+from tfrl.workers.strategy import join
 from tfrl.workers.tf_config import TFConfig
 
 if TYPE_CHECKING:

@@ -84,8 +84,8 @@ class Command:
                 check(config, cluster)
         if evaluates:
             with quiet_start():
-                from tfrl.training import evaluator
-            return evaluator.follow(config)
+                from tfrl.training.callbacks import follow
+            return follow(config)
         if leads(config):
             return launch_workers(config, reader.command.removeprefix("python -m "), arguments)
         with endings.before_training(), take_run(config, cluster, reader.from_yaml) as config:
