@@ -72,7 +72,7 @@ def _steps_alone(config: Config, steps: int) -> float:
     with quiet_start():
         from tfrl.algorithms.reinforce import ReinforceAgent
         from tfrl.experience.collector import Observer
-        from tfrl.remote.observers import RayObservers
+        from tfrl.remote.actors import RayObservers
         from tfrl.training.learner import env_spec
         from tfrl.workers import strategy
 

@@ -75,18 +75,18 @@ def whole_floor(precision: str, seconds: float, each: Passes) -> float:
 
 def parts_floor(precision: str, seconds: float, each: Passes) -> float:
     """The same in parts side by side, as the trainer computes on CPUs."""
-    from tfrl.workers import parts
+    from tfrl.workers import machine
 
-    parts.one_thread_each()  # before anything else uses TensorFlow
+    machine.one_thread_each()  # before anything else uses TensorFlow
     tf, network = build(precision, each.memory)
     return _floor(*in_parts(tf, network, each.steps), seconds, each, rows_at_once(each.steps))
 
 
 def rows_at_once(steps: int) -> list[int]:
     """Rows of a gradient that are two and four parts on each core."""
-    from tfrl.workers import parts
+    from tfrl.workers import machine
 
-    return [n * _part_rows(steps) * parts.cores() for n in (2, 4)]
+    return [n * _part_rows(steps) * machine.threads() for n in (2, 4)]
 
 
 def _part_rows(steps: int) -> int:
@@ -98,16 +98,16 @@ def _part_rows(steps: int) -> int:
 
 def in_parts(tf: Any, network: ActorCritic, steps: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """A forward pass and gradients, by observations, in parts side by side."""
-    from tfrl.workers import parts
+    from tfrl.workers import machine
 
     of_part, vectors = gradient_of(tf, network, steps), network.initial()
     shapes = [tf.TensorSpec(vectors[name].shape) for name in network.learned]
 
     def gradient(images: Any) -> Any:
         rows = tf.reshape(images, (-1, _part_rows(steps), *images.shape[1:]))
-        return tf.map_fn(of_part, rows, fn_output_signature=shapes, parallel_iterations=parts.cores())
+        return tf.map_fn(of_part, rows, fn_output_signature=shapes, parallel_iterations=machine.threads())
 
-    forward, weights = network.forward_pass(on_gpu=False, at_once=parts.cores()), weights_of(tf, network)
+    forward, weights = network.forward_pass(on_gpu=False, at_once=machine.threads()), weights_of(tf, network)
     return lambda images: forward(weights, *remembering(tf, network, images)), gradient
 
 

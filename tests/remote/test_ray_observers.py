@@ -85,7 +85,7 @@ def quiet_session(raise_if_stopped=lambda: None):
 
 
 def test_an_env_that_fails_in_another_process_is_named_as_it_is_in_this_one(node):
-    from tfrl.remote.observers import RayObservers
+    from tfrl.remote.actors import RayObservers
 
     config = SimpleNamespace(ray_address=node.address, observers=1, num_envs=2, observer_timeout=60)
     with pytest.raises(
@@ -104,7 +104,7 @@ def test_an_env_that_fails_in_another_process_is_named_as_it_is_in_this_one(node
 
 def opened(node, name, *, timeout=60.0, **told):
     """Two observers with an env each."""
-    from tfrl.remote.observers import RayObservers
+    from tfrl.remote.actors import RayObservers
 
     config = SimpleNamespace(ray_address=node.address, observers=2, num_envs=2, observer_timeout=timeout)
     spec = EnvSpec(name, num_envs=2, seed=1)

@@ -7,7 +7,7 @@ from learners import build_actor_critic
 
 import resnet.supervised.config
 from tfrl.envs.spec import ArraySpec, Discrete
-from tfrl.workers import data_parallel, parts, strategy
+from tfrl.workers import data_parallel, machine, strategy
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (21, 64, 64, 3), np.uint8)
 
@@ -43,7 +43,7 @@ def test_rows_are_mapped_in_parts_without_the_padding(count, at_once, size):
 
     rows = np.random.default_rng(0).normal(size=(count, 3, 4)).astype(np.float32)
     signature = [tf.TensorSpec([]), tf.TensorSpec([4]), tf.TensorSpec([], tf.int32)]
-    mapped = tf.function(lambda x: parts.map_rows(sums, x, signature, at_once))
+    mapped = tf.function(lambda x: machine.map_rows(sums, x, signature, at_once))
     total, twice, sizes = mapped(rows)
     np.testing.assert_allclose(total, rows.sum(axis=(1, 2)), rtol=1e-5)
     np.testing.assert_array_equal(twice, rows[:, 0] * 2)
@@ -72,7 +72,7 @@ def test_the_result_of_a_row_does_not_depend_on_the_batch_size(network, weights)
 def test_without_a_number_of_threads_all_allowed_cores_are_used(monkeypatch, value):
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", value)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 3, 4})
-    assert parts.cores() == 3
+    assert machine.threads() == 3
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tfrl.experience.rollout import Rollout
 from tfrl.networks.weights import PolicySource
 from tfrl.ops.graph import compiled, graph, tf
 from tfrl.run import rng
-from tfrl.workers import parts
+from tfrl.workers import machine
 from tfrl.workers.data_parallel import Weights
 from tfrl.workers.strategy import resolve_precision, set_up_tensorflow
 
@@ -331,11 +331,11 @@ class SavedPolicy(Behavior):
     ) -> None:
         set_up_tensorflow()
         if not tf.config.list_physical_devices("GPU"):
-            parts.one_thread_each()
+            machine.one_thread_each()
         config = source.config
         wanted = config.precision if precision == "run" else precision
         self.precision = resolve_precision(wanted, small=config.small_network)
-        super().__init__(config, self.precision, at_once=parts.cores())
+        super().__init__(config, self.precision, at_once=machine.threads())
         self.draw_noise = self.acting.network.draw_noise
         self._greedy = greedy
         self.probabilities: Callable[[np.ndarray], np.ndarray] | None = None

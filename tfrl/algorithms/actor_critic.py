@@ -18,7 +18,7 @@ from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.networks.weights import torso_vectors
 from tfrl.ops.graph import compiled, tf
-from tfrl.workers import parts
+from tfrl.workers import machine
 from tfrl.workers.data_parallel import DataParallel, GradientStep
 from tfrl.workers.strategy import Runtime
 
@@ -111,7 +111,7 @@ class ActorCriticAgent(Agent):
         on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once
         self._forward = self.network.forward_pass(on_gpu=on_gpu, at_once=at_once)
         at_once *= runtime.local_replicas
-        part_rows = parts.VALUE_ROWS if config.has_one_topology else None
+        part_rows = machine.VALUE_ROWS if config.has_one_topology else None
         self._value_pass = self.network.value_pass(on_gpu=on_gpu, at_once=at_once, part_rows=part_rows)
         self.acting = ActingActorCritic(
             self.network, config, self._acting_weights, on_gpu=on_gpu, at_once=at_once

@@ -32,7 +32,7 @@ from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, optimizers
 from tfrl.ops.graph import compiled, tf
-from tfrl.workers import parts
+from tfrl.workers import machine
 from tfrl.workers.data_parallel import GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime, StepSize
 
@@ -231,7 +231,7 @@ class PPGAgent(PPOAgent):
 
         rows = [tf.reshape(x, (-1, length, *x.shape[1:])) for x in (observations, *memory)]
         at_once, signature = self._runtime.parts_at_once, [tf.TensorSpec([length, size])]
-        (logits,) = parts.map_rows(of_sequences, rows, signature, at_once, size=_SEQUENCES_A_PART)
+        (logits,) = machine.map_rows(of_sequences, rows, signature, at_once, size=_SEQUENCES_A_PART)
         return tf.reshape(logits, (-1, size))
 
     def _sequences_of(self, remembered: tf.Tensor) -> Sequences:

@@ -1,7 +1,9 @@
-"""Calls of a Gymnasium env: what they must return, and their errors in one sentence."""
+"""Calls of a Gymnasium env: what they must return, their errors in one sentence, and states of its own."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import sys
 import traceback
@@ -13,6 +15,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.wrappers import TimeLimit
 
 from tfrl.cli import signals
 from tfrl.cli.errors import EnvError
@@ -148,3 +151,65 @@ def _home(env: gymnasium.Env) -> Path | None:
     package = sys.modules.get(type(env.unwrapped).__module__.partition(".")[0])
     file = getattr(package, "__file__", None)
     return Path(file).parent if file else None
+
+
+# States that a user's env saves with `get_state()` and `set_state(state)`, instead of a replay
+
+_PREFIX = "own/"
+
+
+def saves_state(env: gymnasium.Env) -> bool:
+    """True if the env has both methods, below time limits only, because other wrappers may have a state."""
+    inner, _ = _below_limits(env)
+    return all(callable(getattr(type(inner), name, None)) for name in ("get_state", "set_state"))
+
+
+def _below_limits(env: gymnasium.Env) -> tuple[Any, list[TimeLimit]]:
+    """The env below its time limits, and these, the outermost first."""
+    limits = []
+    while isinstance(env, TimeLimit):
+        limits.append(env)
+        env = env.env
+    return env, limits
+
+
+def get_own_state(env: gymnasium.Env) -> dict[str, np.ndarray]:
+    """The state as arrays. Raises TypeError if it is not a dict of JSON values and arrays."""
+    inner, limits = _below_limits(env)
+    state = inner.get_state()
+    if not isinstance(state, Mapping):
+        raise TypeError("get_state() must give a dict")
+    arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+    rest = {name: value for name, value in state.items() if name not in arrays}
+    about = np.array(json.dumps({"limits": [limit._elapsed_steps for limit in limits], "rest": rest}))
+    return {_PREFIX: about} | {f"{_PREFIX}{name}": value.copy() for name, value in arrays.items()}
+
+
+def put_own_state(env: gymnasium.Env, arrays: Mapping[str, np.ndarray]) -> None:
+    """Restores a state of `get_own_state` in an env that has been reset."""
+    inner, limits = _below_limits(env)
+    about = json.loads(str(arrays[_PREFIX]))
+    for limit, steps in zip(limits, about["limits"], strict=True):
+        limit._elapsed_steps = steps
+    own = {name.removeprefix(_PREFIX): a for name, a in arrays.items() if name.startswith(_PREFIX)}
+    inner.set_state(about["rest"] | {name: array.copy() for name, array in own.items() if name})
+
+
+def saves_exactly(env: gymnasium.Env, other: gymnasium.Env) -> bool:
+    """True if a second env, restored from the state of the first, takes ten equal steps."""
+    env.action_space.seed(0)
+    actions = [env.action_space.sample() for _ in range(15)]
+    with contextlib.suppress(Exception):  # its methods may raise anything; then the episode is replayed
+        env.reset(seed=1)
+        for action in actions[:5]:
+            if any(env.step(action)[2:4]):
+                return False
+        other.reset(seed=2)
+        put_own_state(other, get_own_state(env))
+        return all(_show(env, action) == _show(other, action) for action in actions[5:])
+    return False
+
+
+def _show(env: gymnasium.Env, action: Any) -> tuple[Any, ...]:
+    shown, reward, terminated, truncated, _ = env.step(action)
+    return np.asarray(shown).tobytes(), float(reward), bool(terminated), bool(truncated)

@@ -18,7 +18,7 @@ import os
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 import gymnasium
@@ -27,8 +27,21 @@ from gymnasium import spaces
 from gymnasium.envs import registration
 
 from tfrl.cli.flags import nearest
-from tfrl.envs import atari, callables, own_state, registry
-from tfrl.envs.calls import RESET, STEP, Calling, check_calls, check_finite, mask_of, stored, summary
+from tfrl.envs import atari, callables, registry
+from tfrl.envs.calls import (
+    RESET,
+    STEP,
+    Calling,
+    check_calls,
+    check_finite,
+    get_own_state,
+    mask_of,
+    put_own_state,
+    saves_exactly,
+    saves_state,
+    stored,
+    summary,
+)
 from tfrl.envs.observations import CHOICES, FLAGS, IMAGE, NUMBERS, WORD_FLAGS, ArraySpec, Part
 from tfrl.envs.registry import Facts
 from tfrl.envs.spec import (
@@ -63,7 +76,7 @@ class GymnasiumVec:
     Humanoid). It is exact for every deterministic env, with its wrappers. Atari's emulator saves its own
     state instead (`tfrl.envs.atari`), because a reset costs as much as a hundred steps, and an episode may
     have 27,000 steps. A user's env with `get_state` and `set_state` also saves its own state
-    (`tfrl.envs.own_state`).
+    (`tfrl.envs.calls`).
     """
 
     def __init__(self, spec: EnvSpec, indices: Sequence[int]) -> None:
@@ -84,8 +97,9 @@ class GymnasiumVec:
         self._plays: list[_Play] = [env.step for env in self._envs]
         if spec.frame_skip is not None and not self._atari:  # Atari's preprocessing skips its own frames
             self._plays = [_repeated(play, spec.frame_skip) for play in self._plays]
-        # The module that saves the states of the envs; None: their episodes are replayed.
-        self._saver = atari if self._atari else own_state if known.saves_state else None
+        self._saves_state = self._atari or known.saves_state  # otherwise, episodes are replayed
+        self._get: _Get = atari.get if self._atari else get_own_state
+        self._put: _Put = atari.put if self._atari else put_own_state
         self._streams = [(int(spec.seed), int(i)) for i in indices]
         self._episodes = [0] * self.num_envs
         self._solved = np.zeros(self.num_envs, bool)
@@ -166,7 +180,7 @@ class GymnasiumVec:
 
     def _remember(self, actions: np.ndarray) -> None:
         """Adds to the history of the running episodes, and drops what they no longer need."""
-        if self._saver is not None:
+        if self._saves_state:
             return
         self._history.append(actions)
         needed = max(min(self._began), self._clock - LONGEST_REPLAY)
@@ -201,8 +215,8 @@ class GymnasiumVec:
             "solved": bool(self._solved[i]),
         }
         arrays = {}
-        if self._saver is not None:
-            arrays = self._saver.get(self._envs[i])
+        if self._saves_state:
+            arrays = self._get(self._envs[i])
         elif self._began[i] >= self._oldest:
             actions = [self._history[t][i] for t in range(self._began[i] - self._oldest, len(self._history))]
             arrays["actions"] = np.array(actions, self.action_spec.dtype).reshape(-1, *self.action_spec.shape)
@@ -216,14 +230,14 @@ class GymnasiumVec:
         """
         self.exact_state = True
         rows = list(map(unpack_state, states))
-        played = [row["steps"] if self._saver else len(row.get("actions", ())) for row in rows]
+        played = [row["steps"] if self._saves_state else len(row.get("actions", ())) for row in rows]
         self._oldest, self._clock = 0, max(played)
-        acts = 0 if self._saver else self._clock
+        acts = 0 if self._saves_state else self._clock
         history = np.zeros((acts, self.num_envs, *self.action_spec.shape), self.action_spec.dtype)
         for i, row in enumerate(rows):
             if self._resume(i, row):
                 self._began[i] = self._clock - played[i]
-                if self._saver is None:
+                if not self._saves_state:
                     history[self._began[i] :, i] = row["actions"]
                 continue
             self.exact_state = False
@@ -238,10 +252,10 @@ class GymnasiumVec:
         """Restores the state of env i; False if an env that is replayed does something else than before."""
         self._streams[i] = tuple(row["stream"])
         self._episodes[i], self._solved[i] = row["episode"], row["solved"]
-        if self._saver is not None:
-            if self._saver is own_state:
+        if self._saves_state:
+            if not self._atari:
                 self._reset(i)  # draws what the env does not save of its episode
-            self._saver.put(self._envs[i], row)
+            self._put(self._envs[i], row)
             return True
         if "actions" not in row:
             return False
@@ -269,6 +283,8 @@ class GymnasiumVec:
 
 
 _Play = Callable[[Any], tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]]
+_Get = Callable[[Any], dict[str, np.ndarray]]
+_Put = Callable[[Any, Mapping[str, np.ndarray]], None]
 
 
 def _repeated(play: _Play, times: int) -> _Play:
@@ -445,17 +461,17 @@ def find_facts(env_id: str, kwargs: str = "{}") -> Facts:
         observation = observation_spec(env_id, getattr(env, "observation_space", None))
         action = action_spec(env_id, getattr(env, "action_space", None))
         action_mask = check_calls(env_id, env, observation, action)
-        saves_state = False
-        if own_state.is_saved(env) and not action_mask:  # because this check takes any actions
+        is_exact = False
+        if saves_state(env) and not action_mask:  # because this check takes any actions
             with _open(env_id, kwargs) as other:
-                saves_state = own_state.is_exact(env, other)
+                is_exact = saves_exactly(env, other)
         return Facts(
             observation,
             action,
             action_mask,
             fps=float(env.metadata.get("render_fps") or 30),
             with_opengl=_draws_with_opengl(env_id, env),
-            saves_state=saves_state,
+            saves_state=is_exact,
         )
 
 

@@ -17,7 +17,7 @@ from tfrl.networks import entrance
 from tfrl.networks.distributions import distribution_for
 from tfrl.networks.memory import Core, Sequences
 from tfrl.networks.network import ACTIVATIONS, Head, Network, dense_outputs, seeds_of
-from tfrl.workers import parts
+from tfrl.workers import machine
 from tfrl.workers.data_parallel import Weights
 
 OBSERVATION_LIMIT = np.float32(10.0)
@@ -152,7 +152,7 @@ class ActorCritic(Network):
         self._frozen = config.freeze_torso
         self.torsos = tuple(torsos)
         self.constants = tuple(constants)
-        self.compiled_rows = parts.COMPILED_ROWS if self.is_small else None
+        self.compiled_rows = machine.COMPILED_ROWS if self.is_small else None
 
     def further_heads(self, features: int, seed: int) -> dict[str, keras.layers.Layer]:
         """The heads that a subclass adds, by name, for the actor's features."""

@@ -19,7 +19,7 @@ from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.networks import entrance
 from tfrl.networks.distributions import distribution_for
 from tfrl.ops.graph import graph
-from tfrl.workers import parts
+from tfrl.workers import machine
 from tfrl.workers.data_parallel import Weights
 
 # Arrays begin at multiples of 64 bytes: TensorFlow then splits the vector without copying.
@@ -331,7 +331,7 @@ class Network:
         size = part_rows or self.compiled_rows
         if size is not None:
             function = graph(function, jit_compile=True)
-        return lambda weights, *rows: parts.map_rows(
+        return lambda weights, *rows: machine.map_rows(
             lambda part: function(weights, *part), rows, signature, at_once, size or self.fixed_rows
         )
 

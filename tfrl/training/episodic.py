@@ -19,7 +19,7 @@ from tfrl.run.session import Session
 from tfrl.training.learner import EnvLearner, MakeAgent, env_spec
 
 if TYPE_CHECKING:
-    from tfrl.remote.observers import RayObservers
+    from tfrl.remote.actors import RayObservers
 
 _DRAWN_AT_ONCE = 64  # steps for which an env's random numbers are drawn at once
 _COLLECTING = 0.9  # share of an update's time, for the progress line
@@ -48,7 +48,7 @@ class EpisodicLearner(EnvLearner):
             return Observer(env_spec(config), range(config.num_envs))
         if config.ray_address is not None:
             remote.reach_other_machines()
-        from tfrl.remote.observers import RayObservers  # which imports Ray, and may not be there
+        from tfrl.remote.actors import RayObservers  # which imports Ray, and may not be there
 
         return RayObservers(config, env_spec(config), session)
 

@@ -21,7 +21,7 @@ from tfrl.cli.settings import Precision, Settings
 from tfrl.cli.signals import held_back
 from tfrl.cli.streams import native_log, quiet_start, tell
 from tfrl.ops.graph import compiled, tf
-from tfrl.workers import machine, parts
+from tfrl.workers import machine
 from tfrl.workers.data_parallel import pairwise_sum
 from tfrl.workers.rendezvous import rendezvous
 from tfrl.workers.tf_config import RESTARTED, TFConfig, close_to_network
@@ -53,7 +53,7 @@ class Runtime:
     Attributes:
       worker: this process's index among `num_workers`.
       precision: "float32" or "bfloat16", resolved.
-      parts_at_once: the number of parts that a replica computes at the same time (`tfrl.workers.parts`).
+      parts_at_once: the number of parts that a replica computes at the same time (`tfrl.workers.machine`).
       replicas: the replicas of all workers; `local_replicas` counts those of this process.
     """
 
@@ -223,8 +223,8 @@ def _parts_at_once(config: Settings, num_workers: int, local_replicas: int) -> i
         return 1
     minibatch = config.rows_per_step
     replicas = num_workers * local_replicas
-    parts.one_thread_each(minibatch // _cpu_micro_batch(config, replicas) >= parts.cores())
-    return -(-parts.cores() // local_replicas)
+    machine.one_thread_each(minibatch // _cpu_micro_batch(config, replicas) >= machine.threads())
+    return -(-machine.threads() // local_replicas)
 
 
 def _cpu_micro_batch(config: Settings | StepSize, replicas: int) -> int:
