@@ -28,7 +28,7 @@ from rich.table import Table
 
 from benchmarks import command
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import COUNT
+from tfrl.cli.flags import COUNT
 from tfrl.config import actors, reader
 
 READER = reader("impala")

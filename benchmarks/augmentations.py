@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command
-from tfrl.cli.settings import COUNT
+from tfrl.cli.flags import COUNT
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 

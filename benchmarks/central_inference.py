@@ -22,8 +22,7 @@ from rich.table import Table
 from benchmarks import command
 from tfrl.algorithms.reinforce import Config
 from tfrl.cli.errors import UserError
-from tfrl.cli.flags import coerce
-from tfrl.cli.settings import COUNT
+from tfrl.cli.flags import COUNT, coerce
 from tfrl.cli.streams import quiet_start
 from tfrl.config import reader
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tfrl.cli import command_line, endings, signals
+from tfrl.cli import endings, flags, signals
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import coerce
 
@@ -31,7 +31,7 @@ def run(options: type[Options], main: Callable[[Options], None]) -> None:
     usage = f"python -m {module.__spec__.name}"
 
     def command(arguments: Sequence[str]) -> int:
-        words, given = command_line.parse(options, arguments, usage, module.__doc__)
+        words, given = flags.parse(options, arguments, usage, module.__doc__)
         if words:
             raise UserError(f"{words[0]!r} is not a flag; usage: {usage} --name value ...")
         main(given)

@@ -32,7 +32,7 @@ from rich.table import Table
 
 from benchmarks import command, peers, speed, training, update_floor
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.settings import COUNT, Range
+from tfrl.cli.flags import COUNT, Range
 from tfrl.config import reader
 
 _ENV = "InvertedDoublePendulum-v5"

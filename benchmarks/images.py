@@ -26,7 +26,7 @@ import tfrl  # noqa: F401 - sets what TensorFlow reads at import
 from benchmarks import command
 from resnet.supervised import config
 from tfrl.cli.errors import TrainingError
-from tfrl.cli.settings import COUNT, Range
+from tfrl.cli.flags import COUNT, Range
 
 NAMES = ("ours", "keras_fit", "replicas2")
 

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks import command, peers, training
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.settings import COUNT
+from tfrl.cli.flags import COUNT
 from tfrl.reporting import runs
 
 

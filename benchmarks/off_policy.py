@@ -35,7 +35,7 @@ from rich.table import Table
 from benchmarks import arithmetic, baselines_script, command, peers, replay_floor, speed
 from tfrl import config as settings
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import COUNT, Range
+from tfrl.cli.flags import COUNT, Range
 
 _STEPS, _RANDOM_STEPS = 1000, 100  # between two lines; before the first gradient step
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import tfrl
 from benchmarks import command
-from tfrl.cli.settings import COUNT
+from tfrl.cli.flags import COUNT
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 

@@ -31,7 +31,7 @@ from benchmarks import command, trials
 from benchmarks.disturbed_run import DisturbedRun
 from benchmarks.trials import BATCH, Trial
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import COUNT
+from tfrl.cli.flags import COUNT
 
 FAULTS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "hang": signal.SIGSTOP, "disk": None}
 PHASES = {

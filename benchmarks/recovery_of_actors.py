@@ -36,7 +36,7 @@ from benchmarks.process_tree import ACTOR, family, kill_family, named, wait_unti
 from benchmarks.ray_nodes import Node, Nodes
 from benchmarks.trials import BATCH, Trial
 from tfrl.cli.errors import TrainingError
-from tfrl.cli.settings import COUNT, Range
+from tfrl.cli.flags import COUNT, Range
 from tfrl.config import actors, reader
 
 READER = reader("impala")

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks import command, namespaces
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.settings import COUNT, NOT_NEGATIVE, POSITIVE
+from tfrl.cli.flags import COUNT, NOT_NEGATIVE, POSITIVE
 from tfrl.config import reader
 
 _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}

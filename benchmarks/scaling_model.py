@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks import command
 from benchmarks.scaling import ring_seconds
-from tfrl.cli.settings import COUNT, NOT_NEGATIVE
+from tfrl.cli.flags import COUNT, NOT_NEGATIVE
 
 ACTORS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LEARNERS = (1, 2, 4, 8, 16)

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks import command
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import COUNT
+from tfrl.cli.flags import COUNT
 from tfrl.config import reader
 
 _FLOOR = "gradient steps alone"

@@ -42,7 +42,7 @@ from rich.table import Table
 from benchmarks import command, speed
 from benchmarks.floors import Passes
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import COUNT, Range
+from tfrl.cli.flags import COUNT, Range
 from tfrl.config import reader
 from tfrl.envs.registry import games
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from benchmarks.disturbed_run import DisturbedRun
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import COUNT
+from tfrl.cli.flags import COUNT
 from tfrl.run import files
 from tfrl.run.folder import read_json
 

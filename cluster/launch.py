@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
 from cluster.agent import SAVED, STARTED, STOPS
-from tfrl.cli import command_line, endings, signals
+from tfrl.cli import endings, flags, signals
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import NATURAL, Range
+from tfrl.cli.flags import NATURAL, Range
 from tfrl.cli.streams import surviving
 from tfrl.workers import machine, tf_config
 from tfrl.workers.tf_config import RESTARTED
@@ -87,7 +87,7 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code. UserError: bad flags, no free port, too few GPUs."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    words, options = command_line.parse(Options, arguments[:split], USAGE, DESCRIPTION)
+    words, options = flags.parse(Options, arguments[:split], USAGE, DESCRIPTION)
     command = arguments[split + 1 :]
     if words:
         raise UserError(f"{words[0]!r} is not a flag; usage: {USAGE}")

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tfrl.cli import command_line, endings
+from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
 from tfrl.workers import tf_config
 
@@ -35,7 +35,7 @@ class Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns 0, or raises UserError for bad flags, a bad TF_CONFIG or a taken port."""
-    words, options = command_line.parse(Options, arguments, USAGE, DESCRIPTION)
+    words, options = flags.parse(Options, arguments, USAGE, DESCRIPTION)
     if words:
         raise UserError(f"{words[0]!r} is not a flag; usage: {USAGE}")
     if options.check:

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 import resnet
-from tfrl.cli import command_line, endings
+from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
 from tfrl.cli.streams import console, quiet_start
 
@@ -66,9 +66,9 @@ class Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the table; returns the exit code."""
-    words, options = command_line.parse(Options, arguments, _USAGE, "List the networks and their costs.")
+    words, options = flags.parse(Options, arguments, _USAGE, "List the networks and their costs.")
     if words or options.layers:
-        name = command_line.one(words, "name of a network", _USAGE)
+        name = flags.one(words, "name of a network", _USAGE)
         try:
             with quiet_start():
                 network = resnet.build(name, resnet.entry(name).input_shape)

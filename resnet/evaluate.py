@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from resnet.supervised.config import from_yaml
-from tfrl.cli import command_line, endings
+from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import SETTINGS_FILE, is_of
 from tfrl.cli.streams import quiet_start, tell
@@ -26,10 +26,8 @@ class Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the accuracy on the whole test set; returns the exit code."""
-    words, _ = command_line.parse(
-        Options, arguments, _USAGE, "Test the newest checkpoint of a supervised run."
-    )
-    run = Path(command_line.one(words, "run's folder", _USAGE))
+    words, _ = flags.parse(Options, arguments, _USAGE, "Test the newest checkpoint of a supervised run.")
+    run = Path(flags.one(words, "run's folder", _USAGE))
     if not is_of(run, "dataset"):
         raise UserError(f"{run} is not the folder of a run of resnet.train.")
     config = dataclasses.replace(from_yaml(run / SETTINGS_FILE), strategy="one-device", replicas=0)

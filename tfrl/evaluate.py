@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tfrl.algorithms.acting import SavedPolicy
-from tfrl.cli import command_line, endings
+from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import NATURAL
+from tfrl.cli.flags import NATURAL
 from tfrl.cli.streams import console, quiet_start
 from tfrl.config import run_folder
 from tfrl.config.run import EPISODES, RLSettings
@@ -55,13 +55,13 @@ class Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Evaluates a run's policy; returns the exit code."""
-    words, options = command_line.parse(
+    words, options = flags.parse(
         Options,
         arguments,
         _USAGE,
         "Play episodes with a run's policy: a table, and RUN/eval.json. RUN is a run's folder or an export.",
     )
-    run = run_folder(command_line.one(words, "run", _USAGE))
+    run = run_folder(flags.one(words, "run", _USAGE))
     source = find_policy(run, options.checkpoint)
     greedy = source.config.eval_greedy if options.greedy is None else options.greedy
     out = Path(options.out) if options.out else run / EVALUATION_FILE

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from tfrl.algorithms.acting import SavedPolicy
-from tfrl.cli import command_line, endings
+from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import NATURAL
+from tfrl.cli.flags import NATURAL
 from tfrl.cli.streams import quiet_start
 from tfrl.config import run_folder
 from tfrl.config.run import Task, check_task
@@ -52,7 +52,7 @@ class Options(Recording):
 
 def main(arguments: Sequence[str]) -> int:
     """Records a video, or shows a window; returns the exit code."""
-    words, options = command_line.parse(Options, arguments, _USAGE, "Show a policy at play.")
+    words, options = flags.parse(Options, arguments, _USAGE, "Show a policy at play.")
     if options.out and Path(options.out).suffix not in (".mp4", ".gif"):
         raise UserError(f"--out must be a file that ends in .mp4 or .gif; got {options.out!r}.")
     if options.window and options.out:
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         task, source = _task_without_run(options.random, options.seed), None
         path = Path(options.out or f"{registry.file_name(task.env)}.{options.format}")
     else:
-        run = run_folder(command_line.one(words, "run", _USAGE))
+        run = run_folder(flags.one(words, "run", _USAGE))
         source = find_policy(run, options.checkpoint)
         seed = source.config.seed if options.seed is None else options.seed
         task = dataclasses.replace(source.config, seed=seed)

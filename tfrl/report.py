@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfrl import __version__
-from tfrl.cli import command_line, endings
+from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.streams import tell
@@ -76,7 +76,7 @@ class Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Writes the report; returns the exit code."""
-    words, options = command_line.parse(
+    words, options = flags.parse(
         Options, arguments, _USAGE, "Write report.html and plots/*.png about runs, or all runs in folders."
     )
     if not words:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfrl.cli import command_line, endings
+from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
 from tfrl.cli.streams import console
 from tfrl.config import is_of
@@ -30,8 +30,8 @@ def main(arguments: Sequence[str]) -> int:
     from rich import box
     from rich.table import Table
 
-    places, _ = command_line.parse(Options, arguments, _USAGE, "List the runs in a folder (logs).")
-    folder = Path(command_line.one(places or ["logs"], "folder of runs", _USAGE))
+    places, _ = flags.parse(Options, arguments, _USAGE, "List the runs in a folder (logs).")
+    folder = Path(flags.one(places or ["logs"], "folder of runs", _USAGE))
     found = [path for path in _runs(folder) if not is_of(path, "dataset")]
     if not found:
         raise UserError(f"there is no run in {folder} or in a folder below.")

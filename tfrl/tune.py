@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal
 
 from rich.table import Table
 
-from tfrl.cli import command_line, endings, signals
+from tfrl.cli import endings, flags, signals
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.flags import nearest
-from tfrl.cli.settings import COUNT, NATURAL, expand_home
+from tfrl.cli.flags import COUNT, NATURAL, nearest
+from tfrl.cli.settings import expand_home
 from tfrl.cli.streams import console, tell
 from tfrl.config.actors import how_to_install_ray
 from tfrl.config.run import RLSettings
@@ -86,10 +86,8 @@ def _read(arguments: Sequence[str]) -> tuple[Options, Sweep]:
     """The sweep's own flags, and the sweep with its trials. Raises UserError."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     mine, trials = list(arguments[:end]), arguments[end + 1 :]
-    grids, samples = (
-        [t.partition("=")[2] for t in command_line.take(mine, [n])] for n in ("--grid", "--sample")
-    )
-    words, options = command_line.parse(Options, mine, _USAGE, _SUMMARY)
+    grids, samples = ([t.partition("=")[2] for t in flags.take(mine, [n])] for n in ("--grid", "--sample"))
+    words, options = flags.parse(Options, mine, _USAGE, _SUMMARY)
     if words:
         raise UserError(f"{words[0]!r} is not a flag; usage: {_EXAMPLE}")
     if not trials:

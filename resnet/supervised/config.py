@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import resnet
 from tfrl.cli import settings
 from tfrl.cli.errors import UserError
-from tfrl.cli.flags import flag, nearest, shown
-from tfrl.cli.settings import COUNT, NATURAL, NOT_NEGATIVE, POSITIVE, WIDTH, Range, Reader
+from tfrl.cli.flags import COUNT, NATURAL, NOT_NEGATIVE, POSITIVE, WIDTH, Range, flag, nearest, shown
+from tfrl.cli.settings import Reader
 
 if TYPE_CHECKING:
     from typing_extensions import Self

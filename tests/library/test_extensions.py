@@ -18,7 +18,7 @@ from processes import ROOT
 
 import tfrl
 from tfrl.algorithms import dqn, ppo
-from tfrl.cli.settings import NOT_NEGATIVE
+from tfrl.cli.flags import NOT_NEGATIVE
 from tfrl.config import hyperparameters
 from tfrl.envs import registry
 from tfrl.ops import q_learning

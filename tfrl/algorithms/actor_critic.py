@@ -11,7 +11,7 @@ import numpy as np
 from tfrl.algorithms.acting import EXTRAS, ActingActorCritic
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE
+from tfrl.cli.flags import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE
 from tfrl.config.actors import DistributedSettings
 from tfrl.config.run import ENVS, Network, ScheduledLearning
 from tfrl.envs import registry

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from tfrl.algorithms.replay import TASKS, ReplayAgent, ReplayLearning, ReplaySettings, Rows
-from tfrl.cli.settings import COUNT, NOT_NEGATIVE, Range
+from tfrl.cli.flags import COUNT, NOT_NEGATIVE, Range
 from tfrl.config.actors import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Task, Torso
 from tfrl.ops import q_learning

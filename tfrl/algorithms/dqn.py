@@ -10,7 +10,7 @@ import numpy as np
 
 from tfrl.algorithms.replay import DEFAULTS, ReplayAgent, ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import FRACTION, NATURAL
+from tfrl.cli.flags import FRACTION, NATURAL
 from tfrl.config.actors import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Task, Torso
 from tfrl.envs.spec import ActionSpec, Discrete

@@ -24,7 +24,7 @@ from tfrl.algorithms.actor_critic import units_of_part
 from tfrl.algorithms.ppo import PPO, Estimates, PPOAgent
 from tfrl.algorithms.ppo import PRESETS as _OF_PPO
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import COUNT, NOT_NEGATIVE, POSITIVE, Range
+from tfrl.cli.flags import COUNT, NOT_NEGATIVE, POSITIVE, Range
 from tfrl.config.actors import Actors, Learners
 from tfrl.config.run import Hardware, Network, Run, Task
 from tfrl.envs import registry

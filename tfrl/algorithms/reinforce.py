@@ -12,7 +12,8 @@ import numpy as np
 from tfrl.algorithms.acting import ActingNetwork
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.settings import ANY, COUNT, MOST, NOT_NEGATIVE, POSITIVE, TIMEOUT, NoResult, Range
+from tfrl.cli.flags import ANY, COUNT, MOST, NOT_NEGATIVE, POSITIVE, TIMEOUT, Range
+from tfrl.cli.settings import NoResult
 from tfrl.config.run import ENVS, Hardware, Learning, RLSettings, Run, Task, Torso
 from tfrl.envs import registry
 from tfrl.experience.rollout import EpisodeBatch, normalized

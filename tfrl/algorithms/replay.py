@@ -19,8 +19,7 @@ import numpy as np
 from tfrl.algorithms.acting import ExploringNetwork
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.flags import flag
-from tfrl.cli.settings import COUNT, POSITIVE, Range
+from tfrl.cli.flags import COUNT, POSITIVE, Range, flag
 from tfrl.config.actors import DistributedSettings
 from tfrl.config.run import ENVS, ScheduledLearning
 from tfrl.envs.spec import ActionSpec, Box

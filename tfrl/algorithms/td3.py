@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from tfrl.algorithms import ddpg
 from tfrl.algorithms.ddpg import DDPG, DDPGAgent
 from tfrl.algorithms.replay import ReplayLearning, ReplaySettings, Rows
-from tfrl.cli.settings import COUNT, NOT_NEGATIVE
+from tfrl.cli.flags import COUNT, NOT_NEGATIVE
 from tfrl.config.actors import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Task, Torso
 from tfrl.ops import q_learning

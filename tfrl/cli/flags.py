@@ -1,20 +1,27 @@
-"""Reads flags and YAML files into the typed fields of a flat dataclass.
+"""Reads flags and YAML files into the typed fields of a flat dataclass, and checks the ranges of numbers.
 
 tyro prints the help, but does not read the flags. So a setting means the same in a file and on the command
 line (`1e6` is a whole number in both), and every mistake gets one sentence.
 """
 
+from __future__ import annotations
+
+import dataclasses
 import difflib
+import functools
 import json
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import yaml
 
 from tfrl.cli.errors import UserError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
@@ -191,3 +198,110 @@ def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | 
         line = f" (line {mark.line + 1})" if mark else ""
         raise UserError(f"the settings file {path} is not valid YAML{line}.") from None
     return values
+
+
+# Ranges
+
+
+class Range(NamedTuple):
+    """Numbers from `low` to `high`; without `low` itself if it is `above`."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    def holds(self, value: float) -> bool:
+        """True if `value` is inside."""
+        enough = value > self.low if self.above else value >= self.low
+        return enough and value <= self.high
+
+    def __str__(self) -> str:
+        low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
+        return f"{low} and at most {self.high:.10g}"
+
+
+MOST = 2**31 - 1
+"""The largest option of procgen's C++ code and the largest index of TensorFlow; both have 32 bits."""
+
+_LARGEST = 1e38  # the largest float32 is a little larger
+POSITIVE = Range(0, _LARGEST, above=True)
+NOT_NEGATIVE = Range(0, _LARGEST)
+FRACTION = Range(0, 1)
+ANY = Range(-_LARGEST, _LARGEST)
+NATURAL = Range(0, MOST)
+COUNT = Range(1, MOST)
+
+WIDTH = Range(1, 64)  # the number of weights grows with the square
+
+_SEASON = 1e7  # seconds; the operating system refuses more than 9e9
+TIMEOUT = Range(0, _SEASON, above=True)
+TIMEOUT_OR_NONE = Range(0, _SEASON)
+
+
+def check_ranges(config: DataclassInstance) -> None:
+    """Raise UserError for the first number outside the range in its annotation. None is always allowed."""
+    for name, kind in field_types(type(config)).items():
+        value = getattr(config, name)
+        for allowed in getattr(kind, "__metadata__", ()):
+            if value is not None and not allowed.holds(value):
+                raise UserError(f"{flag(name)} must be {allowed}; got {shown(value)}.")
+
+
+@functools.cache
+def field_types(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields by name, with their ranges."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+# The command lines of the tools: folders by position, and flags from a dataclass
+
+Options = TypeVar("Options", bound="DataclassInstance")
+
+
+def parse(options: type[Options], argv: Sequence[str], usage: str, summary: str) -> tuple[list[str], Options]:
+    """Returns the positional arguments in order, and the flags as an `options`.
+
+    Args:
+      options: a dataclass, one flag a field; the text under a field is its help.
+      argv: the arguments. --help prints the help and raises SystemExit(0).
+      usage, summary: for the help.
+
+    Raises UserError for an unknown flag, a value of another type, or a number outside its range.
+    """
+    if any(token in ("-h", "--help") for token in argv):
+        import tyro
+
+        tyro.cli(options, prog=usage, description=summary, args=["--help"])
+    kinds = typing.get_type_hints(options)
+    words: list[str] = []
+    given = options(**read_flags(kinds, {}, argv, words))
+    check_ranges(given)
+    return words, given
+
+
+def take(argv: list[str], names: Collection[str]) -> list[str]:
+    """Removes the named flags from `argv`, and returns each as `--name=value`.
+
+    A flag that lacks its value is returned as it is, and `parse` refuses it.
+    """
+    taken, rest = [], []
+    tokens = list(reversed(argv))
+    while tokens:
+        token = tokens.pop()
+        if token.partition("=")[0] not in names:
+            rest.append(token)
+        elif "=" in token or not tokens or tokens[-1].startswith("--"):
+            taken.append(token)
+        else:
+            taken.append(f"{token}={tokens.pop()}")
+    argv[:] = rest
+    return taken
+
+
+def one(words: Sequence[str], what: str, usage: str) -> str:
+    """The only positional argument. Raises UserError if there is none, or more than one."""
+    if len(words) != 1:
+        got = f"got {len(words)}: {' '.join(words)}" if words else "got none"
+        raise UserError(f"give one {what}, {got}; usage: {usage}")
+    return words[0]

@@ -21,16 +21,27 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, NoReturn, TypeVar
 
 import yaml
 
 from tfrl import __version__
 from tfrl.cli.errors import UserError
-from tfrl.cli.flags import flag, read_flags, read_yaml, shown
+from tfrl.cli.flags import (
+    COUNT,
+    NATURAL,
+    TIMEOUT,
+    TIMEOUT_OR_NONE,
+    Range,
+    check_ranges,
+    field_types,
+    flag,
+    read_flags,
+    read_yaml,
+    shown,
+)
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
     from typing_extensions import Self
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
@@ -39,60 +50,6 @@ Precision = Literal["auto", "float32", "bfloat16"]
 SETTINGS_FILE = "config.yaml"
 """The file of settings in a run's folder."""
 _COMMENT_WIDTH = 98
-
-# Ranges
-
-
-class Range(NamedTuple):
-    """Numbers from `low` to `high`; without `low` itself if it is `above`."""
-
-    low: float
-    high: float
-    above: bool = False
-
-    def holds(self, value: float) -> bool:
-        """True if `value` is inside."""
-        enough = value > self.low if self.above else value >= self.low
-        return enough and value <= self.high
-
-    def __str__(self) -> str:
-        low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
-        return f"{low} and at most {self.high:.10g}"
-
-
-MOST = 2**31 - 1
-"""The largest option of procgen's C++ code and the largest index of TensorFlow; both have 32 bits."""
-
-_LARGEST = 1e38  # the largest float32 is a little larger
-POSITIVE = Range(0, _LARGEST, above=True)
-NOT_NEGATIVE = Range(0, _LARGEST)
-FRACTION = Range(0, 1)
-ANY = Range(-_LARGEST, _LARGEST)
-NATURAL = Range(0, MOST)
-COUNT = Range(1, MOST)
-
-WIDTH = Range(1, 64)  # the number of weights grows with the square
-
-_SEASON = 1e7  # seconds; the operating system refuses more than 9e9
-TIMEOUT = Range(0, _SEASON, above=True)
-TIMEOUT_OR_NONE = Range(0, _SEASON)
-
-
-def check_ranges(config: DataclassInstance) -> None:
-    """Raise UserError for the first number outside the range in its annotation. None is always allowed."""
-    for name, kind in field_types(type(config)).items():
-        value = getattr(config, name)
-        for allowed in getattr(kind, "__metadata__", ()):
-            if value is not None and not allowed.holds(value):
-                raise UserError(f"{flag(name)} must be {allowed}; got {shown(value)}.")
-
-
-@functools.cache
-def field_types(kind: type) -> dict[str, Any]:
-    """The types of a dataclass's fields by name, with their ranges."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
-
 
 # Settings of every trainer. A trainer's own class adds fields, and repeats a field to change its help.
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tfrl.cli import settings
 from tfrl.cli.errors import UserError
-from tfrl.cli.flags import nearest
-from tfrl.cli.settings import SETTINGS_FILE, NoResult, Reader, Settings, field_types, is_of
+from tfrl.cli.flags import field_types, nearest
+from tfrl.cli.settings import SETTINGS_FILE, NoResult, Reader, Settings, is_of
 from tfrl.envs import callables, registry
 
 if TYPE_CHECKING:

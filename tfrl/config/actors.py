@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeGuard
 
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import SETTINGS_FILE, TIMEOUT, NoResult, Range
+from tfrl.cli.flags import TIMEOUT, Range
+from tfrl.cli.settings import SETTINGS_FILE, NoResult
 from tfrl.config import algorithm_of, from_yaml
 from tfrl.config.run import Hardware, RLSettings, Run, ScheduledLearning
 

@@ -12,19 +12,8 @@ import numpy as np
 import resnet
 from tfrl.cli import settings
 from tfrl.cli.errors import EnvError, UserError
-from tfrl.cli.flags import flag, nearest
-from tfrl.cli.settings import (
-    ANY,
-    COUNT,
-    FRACTION,
-    MOST,
-    NATURAL,
-    POSITIVE,
-    WIDTH,
-    Range,
-    Settings,
-    expand_home,
-)
+from tfrl.cli.flags import ANY, COUNT, FRACTION, MOST, NATURAL, POSITIVE, WIDTH, Range, flag, nearest
+from tfrl.cli.settings import Settings, expand_home
 from tfrl.envs import callables, registry
 from tfrl.envs.spec import ActionSpec, Box, EnvSettings
 from tfrl.ops.optimizers import OptimizerSettings

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import COUNT, Range
+from tfrl.cli.flags import COUNT, Range
 from tfrl.envs.registry import frames_per_second
 from tfrl.envs.spec import ActionSpec, Discrete, MultiDiscrete, Step, VecEnv
 from tfrl.experience.episodes import Player, Watcher, level_spec, play
