@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command
-from resnet.supervised import config
+from resnet import config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ def _majority(options: Options) -> float:
 
     import numpy as np  # isort: skip
 
-    from resnet.supervised import data
+    from resnet import data
 
     data.prepare(options.dataset)
     found = data.load(options.dataset, options.image_size)

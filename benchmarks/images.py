@@ -24,7 +24,7 @@ from rich.table import Table
 
 import tfrl  # noqa: F401 - sets what TensorFlow reads at import
 from benchmarks import command
-from resnet.supervised import config
+from resnet import config
 from tfrl.cli.errors import TrainingError
 from tfrl.cli.flags import COUNT, Range
 
@@ -123,8 +123,8 @@ def _prepare(name: str, options: Options) -> Callable[[], float]:
     """A function that trains for one turn; it returns the seconds that it waited for images."""
     import numpy as np
 
-    from resnet.supervised.config import Config
-    from resnet.supervised.data import Split
+    from resnet.config import Config
+    from resnet.data import Split
     from tfrl.workers import strategy
 
     config = Config(
@@ -142,8 +142,8 @@ def _prepare(name: str, options: Options) -> Callable[[], float]:
 
 
 def _ours(config: object, runtime: object, split: object, options: Options) -> Callable[[], float]:
-    from resnet.supervised.data import Share, training_pass
-    from resnet.supervised.learner import Classifier
+    from resnet.data import Share, training_pass
+    from resnet.learner import Classifier
 
     classifier = Classifier(config, runtime, image_shape=split.images.shape[1:], classes=10)
     share = Share(options.batch_size, replicas=runtime.local_replicas)
@@ -167,7 +167,7 @@ def _ours(config: object, runtime: object, split: object, options: Options) -> C
 def _keras(config: object, runtime: object, split: object, options: Options) -> Callable[[], float]:
     import keras
 
-    from resnet.supervised.learner import build
+    from resnet.learner import build
 
     model = build(config, options.precision, image_shape=split.images.shape[1:], classes=10)
     model.compile(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from resnet.supervised.config import from_yaml
+from resnet.config import from_yaml
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import SETTINGS_FILE, is_of
@@ -35,8 +35,8 @@ def main(arguments: Sequence[str]) -> int:
     if (saved := store.load(lambda sentence: tell(f"warning: {sentence}"))) is None:
         raise UserError(f"{run} has no checkpoint yet.")
     with quiet_start():
-        from resnet.supervised import data
-        from resnet.supervised.learner import Classifier
+        from resnet import data
+        from resnet.learner import Classifier
         from tfrl.workers import strategy
 
         strategy.set_up_tensorflow()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from resnet.supervised.config import READER
+from resnet.config import READER
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.signals import held_back
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         config.check_topology(workers, max(1, config.replicas))
         with take_run(config, cluster, READER.from_yaml) as config:
             with quiet_start(), held_back():
-                from resnet.supervised import learner
+                from resnet import learner
             return learner.train(config, cluster)
 
 

@@ -35,8 +35,8 @@ def main(arguments):
         watchdog.LIFELESS = float(lifeless)
     flags = arguments[4:]
     if "--dataset" in flags:
+        from resnet import learner
         from resnet import train as command
-        from resnet.supervised import learner
 
         owner, method = learner.Classifier, "test" if evaluates else "step"
     else:
@@ -78,7 +78,7 @@ def main(arguments):
 def make_uneven(fault, seed, supervised):
     """Has this worker differ from the others in each call of gradient steps."""
     if supervised:
-        from resnet.supervised import learner
+        from resnet import learner
 
         owner, method = learner.Classifier, "step"
     else:

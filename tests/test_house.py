@@ -13,7 +13,8 @@ ORDER = (
     *(("algorithms",), ("reporting",), ("remote",), ("training",), ("commands",)),
 )
 RANKS = {folder: rank for rank, folders in enumerate(ORDER) for folder in folders}
-ZOO_COMMANDS = ("train", "evaluate", "__main__")
+# The modules of resnet that may import tfrl: its trainer and its commands. The others are the zoo.
+TRAINER = ("config", "data", "learner", "procgen_frames", "train", "evaluate", "__main__")
 PACKAGES = ("tfrl", "resnet", "cluster", "benchmarks")
 
 
@@ -100,14 +101,18 @@ def may_import(importer, name):
             return importer == "tfrl.completion" or mine in ("remote", "training")
         theirs = folder_of(name)
         if package == "resnet":
-            return mine == "commands" or not name.startswith("resnet.supervised")
+            return mine == "commands" or not is_of_trainer(name)
         return mine == theirs or RANKS[theirs] < RANKS[mine]
     if own == "cluster":
         return package == "cluster" or name.startswith(("tfrl.cli.", "tfrl.workers."))
-    inner = importer.split(".")[1:]
-    if inner[:1] == ["supervised"] or inner in ([command] for command in ZOO_COMMANDS):
+    if is_of_trainer(importer):
         return package in ("resnet", "tfrl")
-    return package == "resnet" and not name.startswith("resnet.supervised")
+    return package == "resnet" and not is_of_trainer(name)
+
+
+def is_of_trainer(name):
+    """Whether a module of resnet, or a name in one, is of its trainer."""
+    return name.startswith("resnet.") and name.split(".")[1] in TRAINER
 
 
 def wrong_imports(root):
@@ -142,21 +147,21 @@ def test_every_folder_has_its_place():
             "tfrl.remote.actors imports tfrl.training.le",
         ),
         ("tfrl/report.py", "import cluster.launch", "tfrl.report imports cluster.launch"),
-        ("tfrl/algorithms/ppo.py", "import resnet.supervised.data", "tfrl.algorithms.ppo imports resnet.su"),
+        ("tfrl/algorithms/ppo.py", "import resnet.data", "tfrl.algorithms.ppo imports resnet.data"),
         ("resnet/networks.py", "from tfrl.cli import flags", "resnet.networks imports tfrl.cli.flags"),
         (
             "resnet/networks.py",
-            "from resnet.supervised import data",
-            "resnet.networks imports resnet.supervised.dat",
+            "from resnet import data",
+            "resnet.networks imports resnet.data",
         ),
-        ("resnet/supervised/data.py", "import cluster", "resnet.supervised.data imports cluster"),
+        ("resnet/data.py", "import cluster", "resnet.data imports cluster"),
         ("cluster/launch.py", "from tfrl.run import files", "cluster.launch imports tfrl.run.files"),
         ("cluster/launch.py", "import resnet", "cluster.launch imports resnet"),
         ("tfrl/algorithms/ppo.py", "from cluster import launch", "tfrl.algorithms.ppo imports cluster.l"),
         ("tfrl/training/loop.py", "import tfrl.algorithms.ppo, tfrl.cli.flags, resnet, numpy", None),
         ("tfrl/training/loop.py", "from cluster import launch", None),
         ("tfrl/run/folder.py", "from tfrl import __version__", None),
-        ("tfrl/completion.py", "from cluster import launch\nimport resnet.supervised.config", None),
+        ("tfrl/completion.py", "from cluster import launch\nimport resnet.config", None),
         ("resnet/train.py", "from tfrl.cli import endings", None),
         ("cluster/launch.py", "from tfrl.workers import tf_config", None),
     ],

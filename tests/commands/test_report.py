@@ -15,7 +15,7 @@ import pytest
 from made_runs import make_run
 from PIL import Image
 
-from resnet.supervised import config as supervised
+from resnet import config as supervised
 from tfrl import config as settings
 from tfrl import report
 from tfrl.algorithms import ppo

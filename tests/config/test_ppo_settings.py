@@ -6,7 +6,7 @@ import sys
 import pytest
 from refusals import refusal
 
-from resnet.supervised import config as supervised
+from resnet import config as supervised
 from tfrl import config as settings
 from tfrl.algorithms.ppo import PRESETS
 from tfrl.cli.settings import to_yaml

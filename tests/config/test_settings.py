@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from refusals import refusal
 
-import resnet.supervised.config
+import resnet.config
 from tfrl import __main__ as overview
 from tfrl import config
 from tfrl.algorithms.ppo import PRESETS, Config
@@ -55,7 +55,7 @@ def test_a_tilde_in_logdir_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert parse(["--logdir=~/runs"]).logdir == f"{tmp_path}/runs"
     assert parse(["--config", settings_file(tmp_path, "logdir: ~/runs")]).logdir == f"{tmp_path}/runs"
-    assert resnet.supervised.config.parse(["--logdir=~/runs"]).logdir == f"{tmp_path}/runs"
+    assert resnet.config.parse(["--logdir=~/runs"]).logdir == f"{tmp_path}/runs"
 
 
 @pytest.mark.parametrize("spelled", ["coinrun", "procgen-coinrun-v0", "procgen:procgen-coinrun-v0"])
@@ -158,7 +158,7 @@ def test_yaml_round_trip(tmp_path, argv):
 
 @pytest.mark.parametrize("algorithm", [*config.ALGORITHMS, "resnet"])
 def test_a_settings_file_has_help_as_comments_and_is_read_back_unchanged(tmp_path, algorithm):
-    reader = resnet.supervised.config.READER if algorithm == "resnet" else config.reader(algorithm)
+    reader = resnet.config.READER if algorithm == "resnet" else config.reader(algorithm)
     settings = reader.parse(["--run-name", "007 # not: a comment"])
     text = to_yaml(settings)
     path = settings_file(tmp_path, text)

@@ -12,7 +12,7 @@ from processes import ROOT, Answer, assert_refused
 from refusals import refusal
 
 from resnet import __main__ as zoo
-from resnet.supervised.config import PRESETS, from_yaml, parse
+from resnet.config import PRESETS, from_yaml, parse
 from resnet.train import main
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
@@ -81,7 +81,7 @@ def test_the_published_recipe_decays_weights_as_the_paper_does():
     """The penalty is half of 1e-4 times the sum of squares, so its gradient is 1e-4 w for each kernel w."""
     import tensorflow as tf
 
-    from resnet.supervised.learner import build
+    from resnet.learner import build
 
     config = parse(["--preset", "he-cifar10", "--model", "resnet-mini"])
     model = build(config, "float32", image_shape=(32, 32, 3), classes=10)

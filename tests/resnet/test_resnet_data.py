@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from resnet.supervised import data
-from resnet.supervised.data import Pass, Share, Split
-from resnet.supervised.procgen_frames import LEVELS, FramesConfig, ProcgenFrames
+from resnet import data
+from resnet.data import Pass, Share, Split
+from resnet.procgen_frames import LEVELS, FramesConfig, ProcgenFrames
 from tfrl.cli.errors import UserError
 
 TINY = {"games": ("coinrun", "maze"), "train": 40, "test": 20}

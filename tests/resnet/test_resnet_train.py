@@ -12,11 +12,10 @@ import tensorflow as tf
 from learners import build_actor_critic
 
 import resnet
-from resnet import evaluate
-from resnet.supervised import learner
-from resnet.supervised.config import Config, from_yaml, parse
-from resnet.supervised.data import Dataset, Pass, Share, Split, training_pass
-from resnet.supervised.learner import Classifier, ImageLearner
+from resnet import evaluate, learner
+from resnet.config import Config, from_yaml, parse
+from resnet.data import Dataset, Pass, Share, Split, training_pass
+from resnet.learner import Classifier, ImageLearner
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.config import reader
@@ -259,8 +258,8 @@ def test_the_export_scores_the_same_with_and_without_a_strategy(finished, kind, 
 
 def test_a_run_is_tested_by_its_newest_checkpoint_before_it_ends(finished, tmp_path, monkeypatch, capsys):
     path, results = finished
-    monkeypatch.setattr("resnet.supervised.data.prepare", lambda name: None)
-    monkeypatch.setattr("resnet.supervised.data.load", lambda name, size: DATA)
+    monkeypatch.setattr("resnet.data.prepare", lambda name: None)
+    monkeypatch.setattr("resnet.data.load", lambda name, size: DATA)
     unfinished = tmp_path / "run"
     shutil.copytree(path, unfinished, ignore=shutil.ignore_patterns("export", "results.json"))
     assert evaluate.main([str(unfinished)]) == 0

@@ -140,8 +140,8 @@ def test_the_policy_gets_transformed_rewards_and_the_statistics_raw_ones(
 @pytest.fixture(scope="module")
 def trained_torso(tmp_path_factory):
     """The export of a supervised run on images of catch's size, and its torso's weights by LAYER/WEIGHT."""
-    from resnet.supervised import config
-    from resnet.supervised import learner as supervised
+    from resnet import config
+    from resnet import learner as supervised
 
     run = tmp_path_factory.mktemp("supervised")
     classifier = config.Config(model="cookbook", seed=9)

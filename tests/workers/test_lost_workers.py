@@ -54,7 +54,7 @@ def test_a_supervised_worker_that_hangs_ends_all_and_they_say_where(tmp_path):
     assert [code for code, _ in ends] == [75, 75], ends
     said = ends[0][1] + ends[1][1]
     assert "no worker has made a step for" in said
-    assert "in update 4, training, at resnet/supervised/learner.py:" in said, said[-3000:]
+    assert "in update 4, training, at resnet/learner.py:" in said, said[-3000:]
 
 
 @pytest.mark.long

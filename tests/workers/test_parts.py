@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from learners import build_actor_critic
 
-import resnet.supervised.config
+import resnet.config
 from tfrl.envs.spec import ArraySpec, Discrete
 from tfrl.workers import data_parallel, machine, strategy
 
@@ -100,7 +100,7 @@ def test_operations_of_the_supervised_trainer_keep_their_threads(monkeypatch):
         raise AssertionError
 
     monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", fail)
-    assert strategy.make(resnet.supervised.config.Config(), None).parts_at_once == 1
+    assert strategy.make(resnet.config.Config(), None).parts_at_once == 1
 
 
 # The order of additions

@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 import resnet
-from resnet.supervised import data
-from resnet.supervised.config import Config
-from resnet.supervised.data import Batch, Dataset, Share
+from resnet import data
+from resnet.config import Config
+from resnet.data import Batch, Dataset, Share
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.streams import quiet_start
 from tfrl.networks.entrance import variable_name

@@ -21,7 +21,7 @@ import requests
 import tensorflow as tf
 from rich import filesize
 
-from resnet.supervised.config import OWN
+from resnet.config import OWN
 from tfrl.cli.errors import UserError
 from tfrl.run.rng import Use, generator
 from tfrl.workers import machine
@@ -158,7 +158,7 @@ def _builder(name: str) -> tfds.core.DatasetBuilder:
     tfds.disable_progress_bar()
     base, _, config = name.partition("/")
     if base == OWN:
-        from resnet.supervised.procgen_frames import ProcgenFrames
+        from resnet.procgen_frames import ProcgenFrames
 
         return ProcgenFrames(config=config)
     try:

@@ -1,1 +1,0 @@
-"""The supervised trainer of `python -m resnet.train`."""
