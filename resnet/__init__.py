@@ -1,7 +1,8 @@
 """The model zoo: images [B, H, W, C] or vectors [B, D] become features [B, D], by name.
 
-`python -m resnet` lists it. This module has the names. It imports TensorFlow only when a model is built, so
-that commands can refuse a misspelt name at once.
+`python -m resnet` lists it. This module has the names, and `resnet.networks` the layers. This module imports
+TensorFlow only when a model is built, so that commands can refuse a misspelt name at once. The other modules
+are the supervised trainer, `python -m resnet.train`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Policies that act, in the learner's process and in actors."""
+"""Policies that act: in the learner's process, in actors, and with the weights of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: one file for each section, with ranges and checks. This file reads the settings of any run."""
+"""Settings that several algorithms share, with their checks. This file reads the settings of any run."""
 
 from __future__ import annotations
 

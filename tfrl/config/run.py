@@ -1,4 +1,4 @@
-"""The settings that all algorithms share."""
+"""The settings that all algorithms share, and those of networks with a memory or a shared torso."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Experience from envs: rollouts, replay, and the running statistics of both."""
+"""Experience from envs: rollouts, replay, their running statistics, and the episodes of evaluations."""

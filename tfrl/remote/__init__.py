@@ -1,4 +1,4 @@
-"""Processes on Ray that gather experience. Only this folder imports Ray."""
+"""Processes on Ray: actors, observers, learners and the trials of sweeps. Only this folder imports Ray."""
 
 import os
 

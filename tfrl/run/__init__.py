@@ -1,1 +1,1 @@
-"""A run as files: its folder, checkpoints, metrics, results; and its one source of random numbers."""
+"""A run: its loop, folder, checkpoints, metrics and results; and its one source of random numbers."""
