@@ -28,7 +28,7 @@ from tfrl.envs import registry
 from tfrl.networks.distributions import distribution_for
 from tfrl.ops.graph import graph, tf
 from tfrl.run import files
-from tfrl.run.checkpoint import CheckpointStore, encode, pack_json, unpack_json
+from tfrl.run.checkpoint import CheckpointStore, decode, encode, pack_json, unpack_json
 from tfrl.run.folder import BEST_FILE, read_results
 
 if TYPE_CHECKING:
@@ -39,11 +39,20 @@ WEIGHTS_FILE = "weights.npz"
 """The name of the file with the weights of an export."""
 PREFIX = "weights/"
 """The prefix of the names of weights in a checkpoint."""
+_INFO = "info"  # the array of best.npz that has its score and its env steps
 
 
 def weights_of(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The weights of a checkpoint by name."""
     return {name.removeprefix(PREFIX): a for name, a in arrays.items() if name.startswith(PREFIX)}
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an npz file; empty if it is damaged."""
+    try:
+        return decode(path.read_bytes())
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return {}
 
 
 def export(
@@ -104,8 +113,6 @@ def export(
 
 # The weights of a run
 
-_INFO = "info"
-
 
 @dataclass(frozen=True)
 class PolicySource:
@@ -158,6 +165,30 @@ def find_policy(path: Path, checkpoint: str, warn: Callable[[str], None] = _warn
     return PolicySource(config, weights_of(found.learner), f"update {found.update}", found.env_steps)
 
 
+def _best(path: Path, config: RLSettings) -> PolicySource:
+    file = path / BEST_FILE
+    if not file.is_file():
+        raise UserError(f"{path} has no best checkpoint yet: an evaluation (--eval-every) makes one.")
+    arrays = _read(file)
+    if _INFO not in arrays:
+        raise UserError(f"{file} is damaged; take another --checkpoint.")
+    return PolicySource(config, weights_of(arrays), "best", unpack_json(arrays[_INFO])["env_steps"])
+
+
+def _exported(path: Path, config: RLSettings) -> PolicySource:
+    for file in _exports(path):
+        if file.is_file():
+            weights = _read(file)
+            if not weights:
+                raise UserError(f"{file} is damaged; export the run again.")
+            run = path.parent if path.name == "export" else path
+            steps = (read_results(run) or {}).get("env_steps")
+            if not isinstance(steps, int):
+                steps = config.run_steps
+            return PolicySource(config, weights, "export", steps)
+    raise UserError(f"{path} has no policy: no checkpoint, and no export/{WEIGHTS_FILE}.")
+
+
 def has_policy(run: Path) -> bool:
     """True if a run's folder has a checkpoint or an export, even a damaged one."""
     exported = any(file.is_file() for file in _exports(run))
@@ -167,6 +198,9 @@ def has_policy(run: Path) -> bool:
 def _exports(path: Path) -> tuple[Path, Path]:
     """The files that have the weights in a run's folder, and in an export's folder."""
     return path / "export" / WEIGHTS_FILE, path / WEIGHTS_FILE
+
+
+# Weights that a run saves beside its checkpoints
 
 
 def keep(run: Path, place: Path, weights: Mapping[str, np.ndarray]) -> None:
@@ -203,39 +237,6 @@ def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env
     arrays = {f"{PREFIX}{name}": value for name, value in weights.items()}
     info = pack_json({"score": score, "env_steps": env_steps})
     files.write(path, encode({**arrays, _INFO: info}))
-
-
-def _best(path: Path, config: RLSettings) -> PolicySource:
-    file = path / BEST_FILE
-    if not file.is_file():
-        raise UserError(f"{path} has no best checkpoint yet: an evaluation (--eval-every) makes one.")
-    arrays = _read(file)
-    if _INFO not in arrays:
-        raise UserError(f"{file} is damaged; take another --checkpoint.")
-    return PolicySource(config, weights_of(arrays), "best", unpack_json(arrays[_INFO])["env_steps"])
-
-
-def _exported(path: Path, config: RLSettings) -> PolicySource:
-    for file in _exports(path):
-        if file.is_file():
-            weights = _read(file)
-            if not weights:
-                raise UserError(f"{file} is damaged; export the run again.")
-            run = path.parent if path.name == "export" else path
-            steps = (read_results(run) or {}).get("env_steps")
-            if not isinstance(steps, int):
-                steps = config.run_steps
-            return PolicySource(config, weights, "export", steps)
-    raise UserError(f"{path} has no policy: no checkpoint, and no export/{WEIGHTS_FILE}.")
-
-
-def _read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an npz file; empty if it is damaged."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-        return {}
 
 
 # --start-from: a run that starts with the weights of another run
