@@ -27,14 +27,6 @@ from tfrl.workers.rendezvous import rendezvous
 from tfrl.workers.tf_config import RESTARTED, TFConfig, close_to_network
 from tfrl.workers.watchdog import CONNECTING, LIFELESS, Watchdog, deadline
 
-# Rows of a part of a minibatch on CPUs: larger parts take more memory and are no faster. Many small parts
-# keep many cores busy if they are computed side by side. A minibatch has 32 parts at most, then larger ones.
-PART_ROWS, _SERIAL_PART_ROWS = 128, 512
-# A collective raises these if a peer has died, left or been cut off. Other errors are this process's own.
-_LOST_PEER = ("Aborted", "Cancelled", "DeadlineExceeded", "Internal", "Unavailable", "Unknown")
-# The lines before the reason in an error of TensorFlow's.
-_STACK = re.compile(r"\s*($|Graph execution error:|Detected at node|File \")|\s")
-
 
 @dataclass(frozen=True)
 class StepSize:
@@ -157,6 +149,9 @@ class Runtime:
         return int(self.sum_over_workers(np.array([mine], np.int32))[0]) > 0
 
 
+# The strategy
+
+
 def set_up_tensorflow() -> None:
     """Sets TensorFlow's options in a process that computes, before anything uses it. May be called twice."""
     if tf.get_logger().level < logging.WARNING:  # in notebooks it would report each file that it exports
@@ -211,6 +206,11 @@ def make(config: Settings, cluster: TFConfig | None) -> Runtime:
         strategy = tf.distribute.OneDeviceStrategy("/gpu:0" if gpus else "/cpu:0")
     precision = resolve_precision(config.precision, small=config.small_network)
     return Runtime(strategy, worker, num_workers, precision, at_once)
+
+
+# Rows of a part of a minibatch on CPUs: larger parts take more memory and are no faster. Many small parts
+# keep many cores busy if they are computed side by side. A minibatch has 32 parts at most, then larger ones.
+PART_ROWS, _SERIAL_PART_ROWS = 128, 512
 
 
 def _parts_at_once(config: Settings, num_workers: int, local_replicas: int) -> int:
@@ -319,23 +319,15 @@ def resolve_precision(name: Precision, system: Path = Path("/"), *, small: bool 
     return "bfloat16" if of_amd or "amx_bf16" in features else "float32"
 
 
-def failure(error: tf.errors.OpError, num_workers: int, missing: Callable[[], str]) -> TrainingError:
-    """Translates an error of TensorFlow for the user: a PeerError if another worker is the cause.
-
-    `missing` then names the missing workers, as the beginning of a sentence.
-    """
-    lines = [line.strip() for line in error.message.splitlines() if not _STACK.match(line)]
-    reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-    if num_workers > 1 and type(error).__name__.removesuffix("Error") in _LOST_PEER:
-        return PeerError(f"{missing()}; TensorFlow says {reason}")
-    return TrainingError(f"TensorFlow failed, {reason}")
-
-
 # Joining the workers of a run
 
 # Workers may have different values of these settings.
 _MAY_DIFFER = ("logdir", "resume", "env_threads", "env_processes", "cluster_timeout", "stall_timeout")
-_PACKAGES = ("tfrl", "resnet")
+_PACKAGES = ("tfrl", "resnet")  # whose code must be the same on all workers
+# A collective raises these if a peer has died, left or been cut off. Other errors are this process's own.
+_LOST_PEER = ("Aborted", "Cancelled", "DeadlineExceeded", "Internal", "Unavailable", "Unknown")
+# The lines before the reason in an error of TensorFlow's.
+_STACK = re.compile(r"\s*($|Graph execution error:|Detected at node|File \")|\s")
 
 
 @contextlib.contextmanager
@@ -413,3 +405,15 @@ def fingerprint(config: Settings, *, evaluated: bool = False) -> dict[str, str]:
         "Keras": metadata.version("keras"),
         "the number of GPUs": str(len(tf.config.list_physical_devices("GPU"))),
     }
+
+
+def failure(error: tf.errors.OpError, num_workers: int, missing: Callable[[], str]) -> TrainingError:
+    """Translates an error of TensorFlow for the user: a PeerError if another worker is the cause.
+
+    `missing` then names the missing workers, as the beginning of a sentence.
+    """
+    lines = [line.strip() for line in error.message.splitlines() if not _STACK.match(line)]
+    reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    if num_workers > 1 and type(error).__name__.removesuffix("Error") in _LOST_PEER:
+        return PeerError(f"{missing()}; TensorFlow says {reason}")
+    return TrainingError(f"TensorFlow failed, {reason}")
