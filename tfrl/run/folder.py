@@ -1,10 +1,4 @@
-"""The run's folder: whether a run may write there, its lock, and results.json. TensorFlow is not needed.
-
-One process at a time trains a run: the chief holds a lock on the folder until it ends. A second trainer would
-overwrite the rows, curves and checkpoints of the first. The lock is the kernel's (`flock`), so it ends with
-its process, and a restart after a kill finds it free. Readers of a run (reports, the evaluator) do not need
-it.
-"""
+"""The run's folder: whether a run may write there, results.json, and its lock. TensorFlow is not needed."""
 
 from __future__ import annotations
 
@@ -38,10 +32,6 @@ RESULTS_FILE = "results.json"
 EVALUATION_FILE = "eval.json"
 BEST_FILE = "checkpoints/best.npz"
 LEFT_FILE = "left-by-sweep"  # marks a run that its sweep has replaced
-LOCK_FILE = ".lock"
-_RETRY_EVERY = 0.2  # seconds
-_GLANCES = 0.5  # seconds; longer than a check holds the lock
-_LONGEST = 400  # characters that are read of a lock's file
 
 # Any of these makes a folder that of a run.
 _TRACES = (SETTINGS_FILE, "checkpoints", PROGRESS_FILE, RESULTS_FILE)
@@ -150,15 +140,6 @@ def check_run_folder(config: Settings) -> None:
         ) from None
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None if there is none that can be read."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
 def _check_unused(run: Path) -> None:
     """Raises UserError if the folder has files of other programs with names that a run also uses."""
     found = [path.name for name in _OTHERS for path in sorted(run.glob(name))[:1]]
@@ -204,6 +185,15 @@ def read_results(run: Path) -> dict[str, Any] | None:
     return read_json(run / RESULTS_FILE)
 
 
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None if there is none that can be read."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
 def finite(value: Any) -> Any:
     """A value for JSON, which has no NaN: NaN and infinity become None."""
     if isinstance(value, Mapping):
@@ -212,6 +202,16 @@ def finite(value: Any) -> Any:
 
 
 # The lock
+#
+# One process at a time trains a run: the chief holds a lock on the folder until it ends. A second trainer
+# would overwrite the rows, curves and checkpoints of the first. The lock is the kernel's (`flock`), so it
+# ends with its process, and a restart after a kill finds it free. Readers of a run (reports, the evaluator)
+# do not need it.
+
+LOCK_FILE = ".lock"
+_RETRY_EVERY = 0.2  # seconds
+_GLANCES = 0.5  # seconds; longer than a check holds the lock
+_LONGEST = 400  # characters that are read of a lock's file
 
 
 @contextlib.contextmanager
