@@ -9,12 +9,12 @@ from pathlib import Path
 
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
+from tfrl.cli.settings import SETTINGS_FILE, is_of
 from tfrl.cli.streams import console
-from tfrl.config import is_of
 from tfrl.reporting import runs
 from tfrl.run import files
 from tfrl.run.console import duration
-from tfrl.run.folder import LEFT_FILE, SETTINGS_FILE, is_held
+from tfrl.run.folder import LEFT_FILE, is_held
 from tfrl.run.metrics import PROGRESS_FILE
 
 _USAGE = "python -m tfrl.status [LOGDIR]"

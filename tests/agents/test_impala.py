@@ -13,7 +13,8 @@ from tfrl.algorithms.acting import Actor
 from tfrl.algorithms.impala import Config
 from tfrl.cli.errors import TrainingError
 from tfrl.experience.collector import Collector
-from tfrl.training.on_policy import OnPolicyLearner, env_spec
+from tfrl.training.learner import env_spec
+from tfrl.training.on_policy import OnPolicyLearner
 
 FIELDS = ("observations", "actions", "rewards", "first", "truncated")
 

@@ -21,7 +21,8 @@ from tfrl.experience.rollout import Rollout
 from tfrl.run import files, rng
 from tfrl.run.checkpoint import CheckpointShard, pack_json, unpack_json
 from tfrl.run.session import Session
-from tfrl.training.on_policy import MakeAgent, OnPolicyLearner
+from tfrl.training.learner import MakeAgent
+from tfrl.training.on_policy import OnPolicyLearner
 
 _FILE = re.compile(r"(?P<kind>\w+)-(?P<update>\d{8})-envs-(?P<first>\d{7})-(?P<end>\d{7})\.npy")
 _LEFT_BY_A_KILL = re.compile(rf"\.{_FILE.pattern}\.tmp\.npy")  # of unfinished files, see `files.replacing`
