@@ -172,7 +172,7 @@ class LearningCurve(Callback):
         if not self._session.runtime.is_chief:
             return
         try:
-            from tfrl.reporting import plots, runs  # matplotlib takes a second
+            from tfrl.reporting import plots  # matplotlib takes a second
 
             plots.save_learning_curve(runs.load(run.folder))
         except Exception as error:  # a finished run must not fail because of its plot

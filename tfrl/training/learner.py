@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tfrl import config as settings
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
+from tfrl.config import hyperparameters
 from tfrl.config.actors import DistributedSettings
 from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
@@ -33,7 +33,7 @@ from tfrl.run.folder import finite
 from tfrl.run.loop import Conclusion, Learner
 from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
 from tfrl.run.session import Session, tensorboard
-from tfrl.training import callbacks as own_callbacks
+from tfrl.training import callbacks
 from tfrl.workers import machine
 from tfrl.workers.strategy import Runtime
 
@@ -88,8 +88,8 @@ class EnvLearner(Learner):
             message = str(error).splitlines()[0]
             raise UserError(f"--torso {config.torso} cannot be built for {config.env}: {message}") from None
         self._episodes = EpisodeStatistics(config.num_envs)
-        self._waits = own_callbacks.Waits()
-        self.callbacks = (*own_callbacks.of_run(config, session), self._waits)
+        self._waits = callbacks.Waits()
+        self.callbacks = (*callbacks.of_run(config, session), self._waits)
 
     def begin(self) -> None:
         """Sets the first weights of a new run; a resumed run has weights already. A collective."""
@@ -126,7 +126,7 @@ class EnvLearner(Learner):
 
     def evaluate(self) -> dict[str, float]:
         """Plays all level sets; every worker plays its share of the envs."""
-        return own_callbacks.evaluate(self._config, self._session, self)
+        return callbacks.evaluate(self._config, self._session, self)
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *remembered: np.ndarray) -> Any:
         """Actions [B, *shape] of an evaluation for observations [B, *shape], by noise [B, K].
@@ -139,7 +139,7 @@ class EnvLearner(Learner):
         )
 
     def memory(self, envs: int) -> Memory | None:
-        """The memory of `num_envs` evaluation envs; None if the policy is not recurrent."""
+        """The memory of this number of evaluation envs; None if the policy is not recurrent."""
         return memory.of_settings(self._config, envs)
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
@@ -220,7 +220,7 @@ class EnvLearner(Learner):
     def describe(self, writer: MetricsWriter | NullMetricsWriter) -> None:
         """Writes the settings of a new run for TensorBoard."""
         resolved = dataclasses.replace(self._config, precision=self._runtime.precision)
-        writer.hyperparameters(settings.hyperparameters(resolved))
+        writer.hyperparameters(hyperparameters(resolved))
 
     def summary(self) -> dict[str, str]:
         """The learner's own rows of the table before training."""
