@@ -40,25 +40,6 @@ from tfrl.run.folder import RESULTS_FILE
 from tfrl.run.metrics import EventFile
 from tfrl.run.session import Session
 
-_VIDEO_STEPS = 300
-# The names that the algorithms give these metrics. The first one that an update has is shown.
-_CRITIC = ("train/value_loss", "train/q_loss")
-_ACTOR = ("train/policy_loss", "train/actor_loss")
-
-WAITS = ("time/learner_wait_fraction", "time/actor_wait_fraction")
-"""The metrics that say how long learner and actors waited for each other."""
-
-
-def of_run(config: RLSettings, session: Session) -> list[Callback]:
-    """The callbacks of every run, in call order. All workers have them; only the chief writes."""
-    found = [
-        EnvFacts(config),
-        EvaluationTable(config, session),
-        BestPolicy(config, session),
-        LearningCurve(config, session),
-    ]
-    return [*found, Videos(config, session)] if config.record_every else found
-
 
 def evaluate(config: RLSettings, session: Session, player: Player) -> dict[str, float]:
     """Evaluates a policy on all level sets; returns the metrics. Every worker plays its share of the envs.
@@ -87,6 +68,28 @@ def evaluate(config: RLSettings, session: Session, player: Player) -> dict[str, 
         returns, lengths, solved = session.runtime.sum_over_workers(found)
         metrics |= evaluation_metrics(config, level_set, Episodes(returns, lengths, solved > 0))
     return with_gap(config, metrics)
+
+
+# Callbacks
+
+_VIDEO_STEPS = 300
+# The names that the algorithms give these metrics. The first one that an update has is shown.
+_CRITIC = ("train/value_loss", "train/q_loss")
+_ACTOR = ("train/policy_loss", "train/actor_loss")
+
+WAITS = ("time/learner_wait_fraction", "time/actor_wait_fraction")
+"""The metrics that say how long learner and actors waited for each other."""
+
+
+def of_run(config: RLSettings, session: Session) -> list[Callback]:
+    """The callbacks of every run, in call order. All workers have them; only the chief writes."""
+    found = [
+        EnvFacts(config),
+        EvaluationTable(config, session),
+        BestPolicy(config, session),
+        LearningCurve(config, session),
+    ]
+    return [*found, Videos(config, session)] if config.record_every else found
 
 
 class EnvFacts(Callback):
@@ -210,10 +213,8 @@ class Videos(Callback):
             self._warn(
                 f"Videos cannot be written in {path.parent} ({files.reason(error)}). Training continues."
             )
-            return
         except UserError as error:
             self._warn(f"{error} Training continues.")
-            return
 
 
 class Waits(Callback):
