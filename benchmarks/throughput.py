@@ -175,7 +175,7 @@ def _check(options: Options) -> None:
             f"--env must be one of procgen's games, whose frames the floor is of; got {options.env}."
         )
     if options.memory != "none" and (options.peer != "none" or options.cleanrl or options.algorithm == "ppg"):
-        raise UserError("--memory has no peer and no floor for ppg here; benchmarks.recurrent has a peer.")
+        raise UserError("--memory has no peer, and no floor for ppg; leave it out.")
     if options.peer == "torch" and importlib.util.find_spec("torch") is None:
         raise UserError("--peer torch needs PyTorch, which is not installed here.")
     if options.within and options.algorithm == "impala":
