@@ -21,10 +21,6 @@ from tfrl.ops.optimizers import OptimizerSettings
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-ENVS = Range(1, 1_000_000)
-EPISODES = Range(1, 1_000_000)
-"""Episodes of an evaluation."""
-
 
 # The network and its optimizer
 
@@ -149,6 +145,10 @@ class Optimizer(OptimizerSettings):
 
 
 # The sections of every algorithm
+
+ENVS = Range(1, 1_000_000)
+EPISODES = Range(1, 1_000_000)
+"""Episodes of an evaluation."""
 
 
 @dataclass(frozen=True)
