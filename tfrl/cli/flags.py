@@ -1,5 +1,6 @@
 """Reads flags and YAML files into the typed fields of a flat dataclass, and checks the ranges of numbers.
 
+`parse` reads the command line of a tool, such as `tfrl.report`; `tfrl.cli.settings` reads that of a trainer.
 tyro prints the help, but does not read the flags. So a setting means the same in a file and on the command
 line (`1e6` is a whole number in both), and every mistake gets one sentence.
 """

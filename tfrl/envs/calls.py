@@ -1,4 +1,4 @@
-"""Calls of a Gymnasium env: what they must return, their errors in one sentence, and states of its own."""
+"""Calls of a Gymnasium env: checks of their results, errors in one sentence, and states that an env saves."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _below_limits(env: gymnasium.Env) -> tuple[Any, list[TimeLimit]]:
 
 
 def get_own_state(env: gymnasium.Env) -> dict[str, np.ndarray]:
-    """The state as arrays. Raises TypeError if it is not a dict of JSON values and arrays."""
+    """The env's own state as arrays. Raises TypeError if it is not a dict of JSON values and arrays."""
     inner, limits = _below_limits(env)
     state = inner.get_state()
     if not isinstance(state, Mapping):
