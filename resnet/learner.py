@@ -21,7 +21,7 @@ from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.streams import quiet_start
 from tfrl.networks.entrance import variable_name
 from tfrl.networks.network import Packing
-from tfrl.networks.weights import PREFIX, WEIGHTS_FILE, weights_of
+from tfrl.networks.weights import AGENT_PREFIX, PREFIX, WEIGHTS_FILE, weights_of
 from tfrl.ops.graph import compiled
 from tfrl.ops.optimizers import SGD, Adam, learning_rate
 from tfrl.run import files, loop
@@ -175,7 +175,7 @@ class Classifier:
     def get_state(self) -> dict[str, np.ndarray]:
         """Weights and optimizer as arrays, the same on every worker."""
         state = self._learning.get_state()
-        others = {f"agent/{name}": a for name, a in state.items() if name not in self._packings}
+        others = {AGENT_PREFIX + name: a for name, a in state.items() if name not in self._packings}
         return {f"{PREFIX}{name}": array for name, array in self.weights().items()} | others
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
@@ -184,7 +184,7 @@ class Classifier:
         if arrays.keys() != {name for packing in self._packings.values() for name in packing.names}:
             raise ValueError("the weights belong to another network")
         vectors = {k: p.join({name: arrays[name] for name in p.names}) for k, p in self._packings.items()}
-        self._learning.set_state({n.removeprefix("agent/"): a for n, a in state.items()} | vectors)
+        self._learning.set_state({n.removeprefix(AGENT_PREFIX): a for n, a in state.items()} | vectors)
 
     def export(self, directory: Path) -> None:
         """Writes `weights.npz` (float32, no pickle), `model.keras` and `saved_model/`.

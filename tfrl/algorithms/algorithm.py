@@ -12,14 +12,12 @@ import numpy as np
 
 from tfrl.algorithms.acting import ActingNetwork
 from tfrl.config.run import RLSettings
-from tfrl.networks.weights import PREFIX, weights_of
+from tfrl.networks.weights import AGENT_PREFIX, PREFIX, weights_of
 from tfrl.workers.data_parallel import DataParallel
 from tfrl.workers.strategy import Runtime
 
 if TYPE_CHECKING:
     from tfrl.networks.network import Network
-
-_OTHERS = "agent/"  # prefix of the arrays of a checkpoint that are not weights of the network
 
 
 class Agent:
@@ -93,7 +91,7 @@ class Agent:
         """
         state, functions = self.learning.get_state(), self.network.functions
         weights = self.network.split({name: state[name] for name in functions})
-        others = {_OTHERS + name: array for name, array in state.items() if name not in functions}
+        others = {AGENT_PREFIX + name: array for name, array in state.items() if name not in functions}
         return {PREFIX + name: array for name, array in weights.items()} | others
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
@@ -102,6 +100,8 @@ class Agent:
         Raises:
           ValueError, KeyError: they belong to another network.
         """
-        others = {n.removeprefix(_OTHERS): array for n, array in state.items() if n.startswith(_OTHERS)}
+        others = {
+            n.removeprefix(AGENT_PREFIX): array for n, array in state.items() if n.startswith(AGENT_PREFIX)
+        }
         self.learning.set_state({**others, **self.network.join(weights_of(state))})
         self.acting.forget()

@@ -24,7 +24,7 @@ from tfrl.config.actors import DistributedSettings
 from tfrl.config.run import ENVS, ScheduledLearning
 from tfrl.envs.spec import ActionSpec, Box
 from tfrl.experience.replay import Batch, BufferSettings, in_words
-from tfrl.networks.weights import weights_of
+from tfrl.networks.weights import AGENT_PREFIX, weights_of
 from tfrl.ops import optimizers, q_learning
 from tfrl.ops.graph import asynchronous, tf
 from tfrl.ops.optimizers import learning_rate
@@ -389,7 +389,7 @@ class ReplayAgent(Agent):
         Raises ValueError or KeyError like `set_state`.
         """
         joined = self.network.join(weights_of(state))
-        targets = {f"agent/{TARGET}{name}": joined[name] for name in self.target_networks}
+        targets = {AGENT_PREFIX + TARGET + name: joined[name] for name in self.target_networks}
         super().begin_with({**targets, **state})
 
     # Learning

@@ -17,6 +17,7 @@ from tfrl.config.run import Task, Torso
 from tfrl.envs import registry
 from tfrl.envs.observations import FORBIDDEN
 from tfrl.envs.spec import ActionSpec, Box, Discrete
+from tfrl.networks.weights import AGENT_PREFIX
 from tfrl.ops import q_learning
 from tfrl.ops.graph import tf
 from tfrl.workers.data_parallel import TARGET, GradientStep, Losses, Weights
@@ -128,7 +129,8 @@ class SACAgent(ReplayAgent):
     def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
         """Loads the state of another run, but not its temperature if this run has a fixed one."""
         fixed = self._config.alpha is not None
-        super().begin_with({n: a for n, a in state.items() if not (fixed and n == f"agent/{_LOG_ALPHA}")})
+        left_out = AGENT_PREFIX + _LOG_ALPHA
+        super().begin_with({n: a for n, a in state.items() if not (fixed and n == left_out)})
 
     def _policy(self, weights: Weights, observations: tf.Tensor) -> tf.Tensor:
         return self.network.distribution(self.network.outputs(weights, observations)[0])

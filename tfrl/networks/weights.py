@@ -39,6 +39,8 @@ WEIGHTS_FILE = "weights.npz"
 """The name of the file with the weights of an export."""
 PREFIX = "weights/"
 """The prefix of the names of weights in a checkpoint."""
+AGENT_PREFIX = "agent/"
+"""The prefix of the other arrays of an agent: target networks, optimizers and the like."""
 _INFO = "info"  # the array of best.npz that has its score and its env steps
 
 
