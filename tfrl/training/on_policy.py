@@ -47,13 +47,13 @@ class OnPolicyLearner(EnvLearner):
             self._observations = self._initial_scaling()
 
     def update(self) -> dict[str, float] | None:
-        """Collects a rollout and learns from it. A collective."""
+        """Collects a rollout, learns from it, and counts the update. A collective."""
         metrics = self.take()
         self._session.step += 1
         return metrics
 
     def take(self) -> dict[str, float]:
-        """Does the same as `update` without counting it."""
+        """Collects a rollout and learns from it; returns the metrics."""
         began = time.perf_counter()
         rollout = self.collect()
         metrics = self.learn(rollout) | self.episode_metrics()
