@@ -22,7 +22,54 @@ from tfrl.envs.spec import EnvSpec, Step, VecEnv
 from tfrl.experience.memory import Memory
 from tfrl.run import rng
 
+# The envs
+
 _MOST_ENVS = 64
+
+
+def split_episodes(episodes: int) -> tuple[int, int]:
+    """The number of envs, and of episodes in each, for at least `episodes` episodes."""
+    num_envs = min(episodes, _MOST_ENVS)
+    return num_envs, -(-episodes // num_envs)
+
+
+def level_spec(task: Any, level_set: str, num_envs: int, use: rng.Use = rng.Use.EVALUATION) -> EnvSpec:
+    """The envs of an evaluation or a video; training never uses the same envs.
+
+    Args:
+      task: the run's settings. Their seed decides the episodes, and the actions in `play`.
+      level_set: "train" for the run's training levels, "test" for the full distribution of levels.
+      num_envs: the number of envs; env i does not depend on it.
+      use: the purpose, which has its own envs. All evaluations of a run have the same purpose.
+    """
+    return EnvSpec.of(
+        task,
+        num_envs=num_envs,
+        seed=rng.env_seed(task.seed, use, LEVEL_SETS.index(level_set)),
+        num_processes=getattr(task, "env_processes", 0),
+        num_levels=task.num_levels if level_set == TRAIN else 0,
+        start_level=task.start_level if level_set == TRAIN else 0,
+    )
+
+
+def check_plays(config: Task, task: Task) -> None:
+    """Raises UserError if there is no such env, or a policy trained with `config` cannot play it."""
+    check_task(task)
+    if registry.specs(task) != registry.specs(config):
+        raise UserError(
+            f"{task.env} and {config.env} have different observations or actions, so this policy cannot "
+            "play both."
+        )
+
+
+def check_level_set(env: str, level_set: str) -> None:
+    """Raises UserError if the env has no such level set."""
+    if level_set not in registry.family(env).level_sets:
+        raise UserError(f"{env} has no levels: leave --levels out.")
+
+
+# Playing
+
 LONGEST_EPISODE = 100_000
 """Env steps after which an evaluation cuts an episode off, because some envs have no limit of their own."""
 _NOISE_BLOCK = 256  # steps whose random numbers are drawn together
@@ -67,12 +114,6 @@ class Watcher:
 
     def after(self, step: Step) -> None:
         """Called with the result of each step."""
-
-
-def split_episodes(episodes: int) -> tuple[int, int]:
-    """The number of envs, and of episodes in each, for at least `episodes` episodes."""
-    num_envs = min(episodes, _MOST_ENVS)
-    return num_envs, -(-episodes // num_envs)
 
 
 def play(
@@ -193,43 +234,10 @@ class _Tally:
         return bool(ended.size)
 
 
+# Metrics and results
+
 _METRICS = ("return", "return_std", "episode_length", "episode_length_std", "normalized_return")
 GAP = "eval/generalization_gap"
-
-
-def level_spec(task: Any, level_set: str, num_envs: int, use: rng.Use = rng.Use.EVALUATION) -> EnvSpec:
-    """The envs of an evaluation or a video; training never uses the same envs.
-
-    Args:
-      task: the run's settings. Their seed decides the episodes, and the actions in `play`.
-      level_set: "train" for the run's training levels, "test" for the full distribution of levels.
-      num_envs: the number of envs; env i does not depend on it.
-      use: the purpose, which has its own envs. All evaluations of a run have the same purpose.
-    """
-    return EnvSpec.of(
-        task,
-        num_envs=num_envs,
-        seed=rng.env_seed(task.seed, use, LEVEL_SETS.index(level_set)),
-        num_processes=getattr(task, "env_processes", 0),
-        num_levels=task.num_levels if level_set == TRAIN else 0,
-        start_level=task.start_level if level_set == TRAIN else 0,
-    )
-
-
-def check_plays(config: Task, task: Task) -> None:
-    """Raises UserError if there is no such env, or a policy trained with `config` cannot play it."""
-    check_task(task)
-    if registry.specs(task) != registry.specs(config):
-        raise UserError(
-            f"{task.env} and {config.env} have different observations or actions, so this policy cannot "
-            "play both."
-        )
-
-
-def check_level_set(env: str, level_set: str) -> None:
-    """Raises UserError if the env has no such level set."""
-    if level_set not in registry.family(env).level_sets:
-        raise UserError(f"{env} has no levels: leave --levels out.")
 
 
 def evaluation_columns(level_sets: tuple[str, ...]) -> tuple[str, ...]:
