@@ -29,6 +29,8 @@ from tfrl.workers.strategy import set_up_tensorflow
 if TYPE_CHECKING:
     from tfrl.run.session import Session
 
+# Actors
+
 _OFFERS = "offers"  # the threads of an actor that take the newest weights while others step envs
 
 
@@ -182,6 +184,9 @@ def _join(collected: Sequence[Rollout], whole: Rollout) -> None:
     whole.seconds, whole.env_wait_seconds = slowest.seconds, slowest.env_wait_seconds
     whole.idle_seconds = float(np.mean([part.idle_seconds for part in collected]))
     whole.version = float(np.mean([part.version for part in collected]))
+
+
+# Observers
 
 
 class RemoteObserver(Observer):
