@@ -91,15 +91,15 @@ def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
 def _floor(learner: Any) -> Callable[[], None]:
     """The gradient steps of one update, of data that is already where TensorFlow has it."""
     agent, kept = learner.agent, {}
-    steps, epoch = agent._steps, agent._config.steps_per_epoch
+    steps, epoch = agent._compiled_steps, agent._config.steps_per_epoch
 
     def keep(batch: Any, index: Any, end: Any, sums: Any) -> Any:
         kept["batch"], kept["sums"] = batch, sums
         return steps(batch, index, end, sums)
 
-    agent._steps = keep
+    agent._compiled_steps = keep
     learner.learn(learner.collect())
-    agent._steps = steps
+    agent._compiled_steps = steps
     index = [epoch * k for k in range(agent._config.epochs + 1)]
 
     def run() -> None:

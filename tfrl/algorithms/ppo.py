@@ -393,7 +393,7 @@ class PPOAgent(ActorCriticAgent):
             raise UserError(f"--target-kl needs approx_kl among the means of {type(self).__name__}.")
         super().__init__(config, runtime)
         self.metric_names = tuple(f"train/{name}" for name in (*self.means, *_UPDATE_METRICS))
-        self._steps = tf.function(
+        self._compiled_steps = tf.function(
             self._take_steps, jit_compile=config.has_one_topology and runtime.is_one_cpu
         )
         self._gae = graph(returns.gae, jit_compile=True) if self.uses_xla else returns.gae
@@ -495,7 +495,9 @@ class PPOAgent(ActorCriticAgent):
         index, end = (tf.constant((epoch + k) * self._config.steps_per_epoch) for k in (0, 1))
         while index < end and not totals.ended:
             until = tf.minimum(index + self._steps_a_call(), end)
-            steps, ended, agreed, sums, error = self._steps(batch, index, until, tf.constant(totals.sums))
+            steps, ended, agreed, sums, error = self._compiled_steps(
+                batch, index, until, tf.constant(totals.sums)
+            )
             if not agreed:
                 raise TrainingError("the workers take different numbers of gradient steps in one call")
             totals.add(int(steps), bool(ended), sums.numpy(), float(error))

@@ -323,8 +323,8 @@ class ReplayAgent(Agent):
         )
         self._is_one_program = config.has_one_topology and runtime.is_one_cpu
         self._acts_meanwhile = config.has_one_topology and self.acting.acts_in_arrays
-        self._updates = tf.function(self._take_steps, jit_compile=self._is_one_program)
-        self._compiled: dict[tuple[tuple[int, ...], ...], Callable] = {}
+        self._compiled_steps = tf.function(self._take_steps, jit_compile=self._is_one_program)
+        self._by_shapes: dict[tuple[tuple[int, ...], ...], Callable] = {}
 
     def make_steps(self) -> dict[str, GradientStep]:
         """Describes the gradient steps on one batch by name, in order.
@@ -433,11 +433,11 @@ class ReplayAgent(Agent):
         """
         # Found by the shapes: TensorFlow's own look at the arguments takes longer than a small network.
         arguments, shapes, _, steps_done, count = prepared
-        if shapes not in self._compiled:
-            self._compiled[shapes] = self._updates.get_concrete_function(*arguments)
+        if shapes not in self._by_shapes:
+            self._by_shapes[shapes] = self._compiled_steps.get_concrete_function(*arguments)
         if self._acts_meanwhile:
             self.acting.keep()
-        done, sums, errors, vectors = self._compiled[shapes](*arguments)
+        done, sums, errors, vectors = self._by_shapes[shapes](*arguments)
         if not self._acts_meanwhile:
             self._act_with(vectors)
 
