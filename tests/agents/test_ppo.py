@@ -341,5 +341,5 @@ def test_sampled_actions_follow_the_policy(small, learner):
 def test_autograph_rewrites_the_loop_over_gradient_steps_and_little_else(small, learner, converted):
     """AutoGraph would take longer than all other work of TensorFlow in a process's first call."""
     learner(small()).update()
-    assert "PPOAgent._take_steps" in converted and "PPOAgent._train_step" not in converted
+    assert "PPOAgent._take_steps" in converted and "PPOAgent._step_on_replica" not in converted
     assert len({*converted}) < 8, converted

@@ -611,10 +611,10 @@ class PPOAgent(ActorCriticAgent):
         first minibatch of the update.
         """
         config, began = self._config, index
-        train_step = tf.autograph.experimental.do_not_convert(self._train_step)
+        step_on_replica = tf.autograph.experimental.do_not_convert(self._step_on_replica)
         ended, agreed, first_error = tf.constant(False), tf.constant(True), tf.constant(0.0)
         while index < end and not ended:
-            outcome = self._runtime.strategy.run(train_step, args=(*batch, index, end))
+            outcome = self._runtime.strategy.run(step_on_replica, args=(*batch, index, end))
             # These are sums over all replicas, so all workers stop together.
             means, error, ends = (self._runtime.first(x) for x in outcome)
             agreed = tf.reduce_all(ends == tf.cast(end, tf.float32))
@@ -626,7 +626,7 @@ class PPOAgent(ActorCriticAgent):
             sums, index = sums + means, index + 1
         return index - began, ended, agreed, sums, first_error
 
-    def _train_step(
+    def _step_on_replica(
         self,
         samples: Samples,  # of the rollout
         moments: tf.Tensor,  # [E * M, 2]
