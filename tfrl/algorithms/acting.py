@@ -196,7 +196,7 @@ class ExploringNetwork(ActingNetwork):
 
         A row decides an action without further state. It holds the noise of the action, the values of
         `config.exploration`, the random action itself, and 1 if the action is random, before
-        --learning-starts. Of masked actions, it holds numbers in [0, 1) instead of the random action.
+        --learning-starts. With action masks, it holds numbers in [0, 1) instead of the random action.
         """
         config, noise = self._config, super().draw(number, indices)
         observation, action = registry.specs(config)

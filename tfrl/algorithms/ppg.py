@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tfrl.networks.actor_critic import PhasicActorCritic
     from tfrl.networks.memory import Sequences
 
-# Of the old policy's forward pass; fixed, because a matrix product rounds by its number of rows.
+# Of a part of the old policy's forward pass; fixed, because a matrix product rounds by its number of rows.
 _SEQUENCES_A_PART = 2
 
 

@@ -285,7 +285,7 @@ class Group:
 def group(runs: Sequence[Run]) -> list[Group]:
     """Sorts runs into groups, by env and then by variant, in the order of the variants' first runs.
 
-    Of runs with the same settings and seed, such as a run and its copy, the longest counts.
+    If runs have the same settings and seed, such as a run and its copy, only the longest one counts.
     """
     members: dict[tuple[str, str, str], list[Run]] = {}
     for run, label in zip(runs, _labels(runs), strict=True):
