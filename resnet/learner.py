@@ -25,7 +25,7 @@ from tfrl.networks.weights import AGENT_PREFIX, PREFIX, WEIGHTS_FILE, weights_of
 from tfrl.ops.graph import compiled
 from tfrl.ops.optimizers import SGD, Adam, learning_rate
 from tfrl.run import files, loop
-from tfrl.run.checkpoint import CheckpointShard, encode
+from tfrl.run.checkpoint import CheckpointShard, encode, with_prefix
 from tfrl.run.loop import Conclusion
 from tfrl.run.session import Session, tensorboard
 from tfrl.run.stop import NUM_VOTES, Stopped, stop_code
@@ -175,8 +175,8 @@ class Classifier:
     def get_state(self) -> dict[str, np.ndarray]:
         """Weights and optimizer as arrays, the same on every worker."""
         state = self._learning.get_state()
-        others = {AGENT_PREFIX + name: a for name, a in state.items() if name not in self._packings}
-        return {f"{PREFIX}{name}": array for name, array in self.weights().items()} | others
+        others = {name: a for name, a in state.items() if name not in self._packings}
+        return with_prefix(PREFIX, self.weights()) | with_prefix(AGENT_PREFIX, others)
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Continues from `get_state`. Raises ValueError if the arrays belong to another network."""

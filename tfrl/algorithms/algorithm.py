@@ -13,6 +13,7 @@ import numpy as np
 from tfrl.algorithms.acting import ActingNetwork
 from tfrl.config.run import RLSettings
 from tfrl.networks.weights import AGENT_PREFIX, PREFIX, weights_of
+from tfrl.run.checkpoint import under, with_prefix
 from tfrl.workers.data_parallel import DataParallel
 from tfrl.workers.strategy import Runtime
 
@@ -91,8 +92,8 @@ class Agent:
         """
         state, functions = self.learning.get_state(), self.network.functions
         weights = self.network.split({name: state[name] for name in functions})
-        others = {AGENT_PREFIX + name: array for name, array in state.items() if name not in functions}
-        return {PREFIX + name: array for name, array in weights.items()} | others
+        others = {name: array for name, array in state.items() if name not in functions}
+        return with_prefix(PREFIX, weights) | with_prefix(AGENT_PREFIX, others)
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Restores the arrays of `get_state`, also for another number of replicas, and ignores other arrays.
@@ -100,8 +101,5 @@ class Agent:
         Raises:
           ValueError, KeyError: they belong to another network.
         """
-        others = {
-            n.removeprefix(AGENT_PREFIX): array for n, array in state.items() if n.startswith(AGENT_PREFIX)
-        }
-        self.learning.set_state({**others, **self.network.join(weights_of(state))})
+        self.learning.set_state({**under(AGENT_PREFIX, state), **self.network.join(weights_of(state))})
         self.acting.forget()

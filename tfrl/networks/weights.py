@@ -28,7 +28,7 @@ from tfrl.envs import registry
 from tfrl.networks.distributions import distribution_for
 from tfrl.ops.graph import graph, tf
 from tfrl.run import files
-from tfrl.run.checkpoint import CheckpointStore, decode, encode, pack_json, unpack_json
+from tfrl.run.checkpoint import CheckpointStore, decode, encode, pack_json, under, unpack_json, with_prefix
 from tfrl.run.folder import BEST_FILE, read_results
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _INFO = "info"  # the array of best.npz that has its score and its env steps
 
 def weights_of(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The weights of a checkpoint by name."""
-    return {name.removeprefix(PREFIX): a for name, a in arrays.items() if name.startswith(PREFIX)}
+    return under(PREFIX, arrays)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
@@ -236,9 +236,8 @@ def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env
     if before and before["env_steps"] < env_steps and before["score"] >= score:
         return
     files.make_folder(path.parent)
-    arrays = {f"{PREFIX}{name}": value for name, value in weights.items()}
     info = pack_json({"score": score, "env_steps": env_steps})
-    files.write(path, encode({**arrays, _INFO: info}))
+    files.write(path, encode({**with_prefix(PREFIX, weights), _INFO: info}))
 
 
 # --start-from: a run that starts with the weights of another run
@@ -288,7 +287,7 @@ def read_start(config: RLSettings, session: Session) -> tuple[dict[str, np.ndarr
         state, env_steps, update = found.learner, found.env_steps, found.update
     else:
         source = find_policy(run, "last", warn)
-        state = {PREFIX + name: array for name, array in source.weights.items()}
+        state = with_prefix(PREFIX, source.weights)
         env_steps, update = source.env_steps, None
     if np.ptp(session.of_workers(_checksum(state))) != 0:
         raise UserError(
@@ -307,8 +306,6 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> int:
 
 
 # --torso-weights
-
-_TORSO_PREFIX = "torso/"
 
 
 def check_torso(config: Network) -> None:
@@ -345,7 +342,7 @@ def read_torso(run: str) -> dict[str, np.ndarray]:
             f"--torso-weights {run} holds no finished run of resnet.train: {path} cannot be read; "
             "train one with `python -m resnet.train --normalization group`."
         )
-    weights = {n.removeprefix(_TORSO_PREFIX): a for n, a in found.items() if n.startswith(_TORSO_PREFIX)}
+    weights = under("torso/", found)
     if any(name.endswith("/moving_mean") for name in weights):
         raise UserError(
             f"--torso-weights {run} was trained with batch normalization, which breaks PPO's probability "

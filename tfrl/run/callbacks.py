@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfrl.run.checkpoint import pack_json, unpack_json
+from tfrl.run.checkpoint import pack_json, under, unpack_json
 
 if TYPE_CHECKING:
     from tfrl.config.run import RLSettings
@@ -132,7 +132,7 @@ def set_states(callbacks: Sequence[Callback], state: Mapping[str, np.ndarray]) -
     for name, callback in _named(callbacks).items():
         of_it = f"{_PREFIX}{name}"
         found = unpack_json(state[of_it]) if of_it in state else {}
-        found |= {k.removeprefix(f"{of_it}/"): v for k, v in state.items() if k.startswith(f"{of_it}/")}
+        found |= under(f"{of_it}/", state)
         if found:
             callback.set_state(found)
 

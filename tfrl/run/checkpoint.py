@@ -526,6 +526,16 @@ def num_bytes(arrays: Mapping[str, np.ndarray]) -> int:
     return sum(np.asarray(array).nbytes for array in arrays.values())
 
 
+def with_prefix(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays with the prefix added to their names."""
+    return {prefix + name: array for name, array in arrays.items()}
+
+
+def under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays whose names begin with the prefix, without the prefix: the inverse of `with_prefix`."""
+    return {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}
+
+
 def pack_json(value: Any) -> np.ndarray:
     """A JSON value as an array, uint8 [n]."""
     return np.frombuffer(json.dumps(value).encode(), np.uint8)

@@ -28,7 +28,7 @@ from tfrl.experience.episodes import evaluation_columns, evaluation_results
 from tfrl.experience.memory import Memory
 from tfrl.experience.normalize import EpisodeStatistics
 from tfrl.networks.weights import export, read_start
-from tfrl.run.checkpoint import CheckpointShard, pack_bytes, unpack_bytes
+from tfrl.run.checkpoint import CheckpointShard, pack_bytes, under, unpack_bytes, with_prefix
 from tfrl.run.folder import finite
 from tfrl.run.loop import Conclusion, Learner
 from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
@@ -401,16 +401,6 @@ def shown_envs(
     saved = {i: (part, k) for part in parts for k, i in enumerate(part["indices"].tolist())}
     found = [saved[i] for i in envs]
     return tuple(np.stack([part[name][k] for part, k in found]) for name in ("observations", "first"))
-
-
-def with_prefix(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays with the prefix added to their names."""
-    return {prefix + name: array for name, array in arrays.items()}
-
-
-def under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays whose names begin with the prefix, without the prefix: the inverse of `with_prefix`."""
-    return {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}
 
 
 def results_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -14,9 +14,9 @@ from tfrl.envs.spec import Step
 from tfrl.experience.collector import Collector
 from tfrl.experience.replay import ReplayBuffer
 from tfrl.run import rng
-from tfrl.run.checkpoint import CheckpointShard
+from tfrl.run.checkpoint import CheckpointShard, under, with_prefix
 from tfrl.run.session import Session
-from tfrl.training.learner import EnvLearner, MakeAgent, shown_envs, under, with_prefix
+from tfrl.training.learner import EnvLearner, MakeAgent, shown_envs
 from tfrl.training.prefetch import COLUMNS, make_envs
 
 _COLUMNS = (

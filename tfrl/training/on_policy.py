@@ -16,9 +16,9 @@ from tfrl.experience.normalize import ObservationNormalizer, RewardNormalizer, e
 from tfrl.experience.rollout import Rollout
 from tfrl.networks.weights import weights_of
 from tfrl.run import rng
-from tfrl.run.checkpoint import CheckpointShard
+from tfrl.run.checkpoint import CheckpointShard, under, with_prefix
 from tfrl.run.session import Session
-from tfrl.training.learner import EnvLearner, MakeAgent, env_spec, under, with_prefix
+from tfrl.training.learner import EnvLearner, MakeAgent, env_spec
 from tfrl.training.prefetch import COLUMNS, make_envs
 
 _COLUMNS = (
