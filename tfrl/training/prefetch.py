@@ -114,33 +114,6 @@ class ThreadCollector:
         self._actor.collector.close()
 
 
-def make_envs(
-    config: DistributedSettings, session: Session, *, replicas: int
-) -> tuple[Collector | ThreadCollector | RayCollector, Prefetch | None]:
-    """Makes this worker's envs, which this process, a thread or Ray steps, as the settings say.
-
-    Args:
-      config: the settings.
-      session: this process's part of the run.
-      replicas: the number of replicas over which the envs of a rollout are divided.
-    """
-    if config.actors:
-        if config.ray_address is not None:
-            remote.reach_other_machines()
-        from tfrl.remote.actors import RayCollector  # which imports Ray, and may not be there
-
-        on_ray = RayCollector(config, env_spec(config), session, replicas=replicas)
-        return on_ray, Prefetch(config, on_ray)
-    in_turn = isinstance(config, BufferSettings) and not config.is_ahead
-    options = {"replicas": replicas, "rollouts": config.rollouts_held, "in_halves": not in_turn}
-    indices = session.runtime.local_envs(config.num_envs)
-    collector = Collector.of_settings(config, env_spec(config), indices, **options)
-    if not config.is_ahead:
-        return collector, None
-    thread = ThreadCollector(config, collector, session)
-    return thread, Prefetch(config, thread)
-
-
 class Prefetch:
     """Decides which weights collect which rollout, and keeps what a checkpoint needs for it.
 
@@ -206,3 +179,30 @@ class Prefetch:
             if key.startswith(_ACTED):
                 number, _, name = key.removeprefix(_ACTED).partition("/")
                 self._weights.setdefault(int(number), {})[name] = array
+
+
+def make_envs(
+    config: DistributedSettings, session: Session, *, replicas: int
+) -> tuple[Collector | ThreadCollector | RayCollector, Prefetch | None]:
+    """Makes this worker's envs, which this process, a thread or Ray steps, as the settings say.
+
+    Args:
+      config: the settings.
+      session: this process's part of the run.
+      replicas: the number of replicas over which the envs of a rollout are divided.
+    """
+    if config.actors:
+        if config.ray_address is not None:
+            remote.reach_other_machines()
+        from tfrl.remote.actors import RayCollector  # which imports Ray, and may not be there
+
+        on_ray = RayCollector(config, env_spec(config), session, replicas=replicas)
+        return on_ray, Prefetch(config, on_ray)
+    in_turn = isinstance(config, BufferSettings) and not config.is_ahead
+    options = {"replicas": replicas, "rollouts": config.rollouts_held, "in_halves": not in_turn}
+    indices = session.runtime.local_envs(config.num_envs)
+    collector = Collector.of_settings(config, env_spec(config), indices, **options)
+    if not config.is_ahead:
+        return collector, None
+    thread = ThreadCollector(config, collector, session)
+    return thread, Prefetch(config, thread)
