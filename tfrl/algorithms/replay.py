@@ -22,6 +22,7 @@ from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import COUNT, POSITIVE, Range, flag
 from tfrl.config.actors import DistributedSettings
 from tfrl.config.run import ENVS, ScheduledLearning
+from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Box
 from tfrl.experience.replay import Batch, BufferSettings, in_words
 from tfrl.networks.weights import AGENT_PREFIX, weights_of
@@ -325,6 +326,12 @@ class ReplayAgent(Agent):
         self._acts_meanwhile = config.has_one_topology and self.acting.acts_in_arrays
         self._compiled_steps = tf.function(self._take_steps, jit_compile=self._is_one_program)
         self._by_shapes: dict[tuple[tuple[int, ...], ...], Callable] = {}
+        observation, action = registry.specs(config)
+        fields = dict.fromkeys(("observation", "next_observation"), observation) | {"action": action}
+        shapes = {name: spec.shape for name, spec in fields.items() if spec.dtype == "float32"}
+        shapes |= dict.fromkeys(("reward", "discount", "weight"), ()) | {"noise": (self.update_noise,)}
+        # The shapes of the float32 fields of a transition, in the order of a batch's fields.
+        self._floats = {name: shapes[name] for name in (*Batch._fields, "noise") if name in shapes}
 
     def make_steps(self) -> dict[str, GradientStep]:
         """Describes the gradient steps on one batch by name, in order.
@@ -476,17 +483,17 @@ class ReplayAgent(Agent):
 
     def _join(self, fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Joins the float32 fields among fields [K, B, b, ...]: each array costs time, its numbers little."""
-        floats = {name: x for name, x in fields.items() if x.dtype == np.float32}
-        self._float_shapes = {name: x.shape[3:] for name, x in floats.items()}
-        flat = [x.reshape(*x.shape[:3], math.prod(x.shape[3:])) for x in floats.values()]
-        others = {name: x for name, x in fields.items() if name not in floats}
+        flat = [
+            fields[n].reshape(*fields[n].shape[:3], math.prod(shape)) for n, shape in self._floats.items()
+        ]
+        others = {name: x for name, x in fields.items() if name not in self._floats}
         return others | {_FLOATS: np.concatenate(flat, axis=3)}
 
     def _separate(self, rows: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """The fields of one batch, [rows, ...] each; the inverse of `_join`."""
         others, whole = dict(rows), rows[_FLOATS]
         del others[_FLOATS]
-        shapes = self._float_shapes
+        shapes = self._floats
         parts = tf.split(whole, [math.prod(shape) for shape in shapes.values()], axis=1)
         return others | {
             name: tf.reshape(part, (whole.shape[0], *shape))
