@@ -29,7 +29,7 @@ from rich.table import Table
 from benchmarks import command
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT
-from tfrl.config import actors, reader
+from tfrl.config import distributed, reader
 
 READER = reader("impala")
 
@@ -60,7 +60,7 @@ def main(options: Options) -> None:
     parts = options.parts.split(",")
     if not {*parts} <= {"cost", "slow", "handover"}:
         raise UserError(f"--parts must be of cost, slow and handover; got {options.parts}.")
-    actors.check_ray(READER.parse(["--actors", "1"]))
+    distributed.check_ray(READER.parse(["--actors", "1"]))
     table = Table("", "env steps/s", "learner waits", "actors wait", "ratio", title="IMPALA, one run each")
     with tempfile.TemporaryDirectory() as logs:
         if "cost" in parts:

@@ -37,7 +37,7 @@ from benchmarks.ray_nodes import Node, Nodes
 from benchmarks.trials import BATCH, Trial
 from tfrl.cli.errors import TrainingError
 from tfrl.cli.flags import COUNT, Range
-from tfrl.config import actors, reader
+from tfrl.config import distributed, reader
 
 READER = reader("impala")
 
@@ -84,7 +84,7 @@ def main(options: Options) -> None:
     """Makes the trials and prints the table. UserError: an unknown fault, or a file of other settings."""
     faults = options.faults.split(",")
     trials.check(faults, FAULTS)
-    actors.check_ray(READER.parse(options.flags))
+    distributed.check_ray(READER.parse(options.flags))
 
     def disturb(folder: Path, fault: str, numbers: Sequence[int], done: Mapping[str, Any]) -> list[Trial]:
         with _surroundings(folder, fault) as (nodes, flags, environ):

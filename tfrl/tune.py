@@ -21,7 +21,7 @@ from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import COUNT, NATURAL, nearest
 from tfrl.cli.settings import expand_home
 from tfrl.cli.streams import console, tell
-from tfrl.config.actors import how_to_install_ray
+from tfrl.config.distributed import how_to_install_ray
 from tfrl.config.run import RLSettings
 from tfrl.experience.episodes import evaluation_columns
 from tfrl.remote.trials import Outcome, Sweep, outcome, plan, trial_name

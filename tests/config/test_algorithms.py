@@ -12,7 +12,7 @@ from refusals import refusal
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.config import ALGORITHMS, from_yaml, reader
-from tfrl.config.actors import how_to_install_ray
+from tfrl.config.distributed import how_to_install_ray
 from tfrl.run.folder import as_it_began, check_run
 
 ENVS = ("CartPole-v1", "Pendulum-v1", "HalfCheetah-v5", "MountainCarContinuous-v0", "catch", "coinrun")
@@ -58,7 +58,7 @@ EXTRA = {"gymnasium": ["--no-normalize-observations"], "cookbook": [], "default"
 def test_an_installed_package_installs_ray_by_its_extra(tmp_path):
     for package in ("tfrl", "resnet"):  # as an installer leaves them, without a requirements file beside
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    code = "from tfrl.config import actors; print(actors.how_to_install_ray())"
+    code = "from tfrl.config import distributed; print(distributed.how_to_install_ray())"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "pip install 'tfrl[ray]'\n", done.stderr
     assert how_to_install_ray() == "pip install -r requirements-ray.txt"

@@ -7,7 +7,7 @@ from processes import Answer, assert_refused
 
 from tfrl import config as settings
 from tfrl.cli.errors import UserError
-from tfrl.config import actors
+from tfrl.config import distributed
 
 CLUSTER = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
 
@@ -46,7 +46,7 @@ def test_learners_and_tf_config_exclude_each_other(tmp_path, monkeypatch):
 def test_single_learners_and_started_learners_start_no_workers(monkeypatch):
     parse = settings.reader("impala").parse
     two = parse(["--env", "catch", "--learners", "2"])
-    assert actors.leads(two) and not actors.leads(parse(["--env", "catch"]))
-    monkeypatch.setenv(actors.LEARNER, "127.0.0.1:6379")
-    assert not actors.leads(two) and actors.ray_address(two) == "127.0.0.1:6379"
-    assert not actors.leads(settings.reader("ppg").parse(["--env", "catch"]))
+    assert distributed.leads(two) and not distributed.leads(parse(["--env", "catch"]))
+    monkeypatch.setenv(distributed.LEARNER, "127.0.0.1:6379")
+    assert not distributed.leads(two) and distributed.ray_address(two) == "127.0.0.1:6379"
+    assert not distributed.leads(settings.reader("ppg").parse(["--env", "catch"]))

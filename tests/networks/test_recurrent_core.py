@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrl.networks.memory import Core
 from tfrl.networks.network import Functional
+from tfrl.networks.recurrent import Core
 
 UNITS, FEATURES, STEPS, SEQUENCES = 16, 5, 7, 3
 

@@ -16,7 +16,7 @@ from processes import Answer, assert_refused
 from benchmarks.process_tree import alive
 from tfrl import config as settings
 from tfrl.cli.errors import UserError
-from tfrl.config import actors as actors_settings
+from tfrl.config import distributed
 from tfrl.experience.collector import Versioned
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.on_policy import OnPolicyLearner
@@ -181,4 +181,4 @@ def test_an_address_where_another_program_answers_is_refused_at_once(node):
         answer = Answer("--env", "catch", "--actors", 2, "--ray-address", address, module="tfrl.impala")
         other.shutdown()
     assert_refused(answer, f"no Ray to join at --ray-address {address}: another program answers")
-    actors_settings.check_ray(parsed("impala", "--actors", 2, "--ray-address", node.address))
+    distributed.check_ray(parsed("impala", "--actors", 2, "--ray-address", node.address))

@@ -8,7 +8,7 @@ import pytest
 from learners import make, updated
 
 from tfrl import config as settings
-from tfrl.config.actors import DistributedSettings
+from tfrl.config.distributed import DistributedSettings
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.on_policy import OnPolicyLearner
 

@@ -12,18 +12,19 @@ from tfrl.algorithms.acting import EXTRAS, ActingActorCritic
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE
-from tfrl.config.actors import DistributedSettings
+from tfrl.config.distributed import DistributedSettings
 from tfrl.config.run import ENVS, Network, ScheduledLearning
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.networks.weights import torso_vectors
 from tfrl.ops.graph import compiled, tf
-from tfrl.workers import machine
 from tfrl.workers.data_parallel import DataParallel, GradientStep
 from tfrl.workers.strategy import Runtime
 
 if TYPE_CHECKING:
     from tfrl.networks.actor_critic import ActorCritic
+
+_VALUE_ROWS = 256  # of each part of a pass of values in runs of one topology: it halves their time
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class ActorCriticAgent(Agent):
         on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once
         self._forward = self.network.forward_pass(on_gpu=on_gpu, at_once=at_once)
         at_once *= runtime.local_replicas
-        part_rows = machine.VALUE_ROWS if config.has_one_topology else None
+        part_rows = _VALUE_ROWS if config.has_one_topology else None
         self._value_pass = self.network.value_pass(on_gpu=on_gpu, at_once=at_once, part_rows=part_rows)
         self.acting = ActingActorCritic(
             self.network, config, self._acting_weights, on_gpu=on_gpu, at_once=at_once

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from tfrl.algorithms.replay import TASKS, ReplayAgent, ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.flags import COUNT, NOT_NEGATIVE, Range
-from tfrl.config.actors import DISTRIBUTED_SECTIONS
+from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Task, Torso
 from tfrl.ops import q_learning
 from tfrl.ops.graph import tf

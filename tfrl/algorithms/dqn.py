@@ -11,7 +11,7 @@ import numpy as np
 from tfrl.algorithms.replay import DEFAULTS, ReplayAgent, ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import FRACTION, NATURAL
-from tfrl.config.actors import DISTRIBUTED_SECTIONS
+from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Task, Torso
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.ops import q_learning

@@ -24,7 +24,7 @@ from tfrl.algorithms import ppo
 from tfrl.algorithms.ppo import PPO, PPOAgent, Samples, Totals
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import NOT_NEGATIVE
-from tfrl.config.actors import DISTRIBUTED_SECTIONS
+from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Network, Task
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Discrete

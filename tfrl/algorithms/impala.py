@@ -17,7 +17,7 @@ import numpy as np
 from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSettings, flat, units_of_part
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE
-from tfrl.config.actors import DISTRIBUTED_SECTIONS
+from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import ENVS, Network, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout

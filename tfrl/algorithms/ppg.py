@@ -25,7 +25,7 @@ from tfrl.algorithms.ppo import PPO, Estimates, PPOAgent
 from tfrl.algorithms.ppo import PRESETS as _OF_PPO
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT, NOT_NEGATIVE, POSITIVE, Range
-from tfrl.config.actors import Actors, Learners
+from tfrl.config.distributed import Actors, Learners
 from tfrl.config.run import Hardware, Network, Run, Task
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Discrete
@@ -38,7 +38,7 @@ from tfrl.workers.strategy import Runtime, StepSize
 
 if TYPE_CHECKING:
     from tfrl.networks.actor_critic import PhasicActorCritic
-    from tfrl.networks.memory import Sequences
+    from tfrl.networks.recurrent import Sequences
 
 # Of a part of the old policy's forward pass; fixed, because a matrix product rounds by its number of rows.
 _SEQUENCES_A_PART = 2

@@ -16,7 +16,7 @@ import numpy as np
 from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSettings, flat, units_of_part
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import FRACTION, NATURAL, NOT_NEGATIVE, POSITIVE, Range
-from tfrl.config.actors import DISTRIBUTED_SECTIONS
+from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Network, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout

@@ -20,7 +20,7 @@ from tfrl.algorithms.acting import ExploringNetwork
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import COUNT, POSITIVE, Range, flag
-from tfrl.config.actors import DistributedSettings
+from tfrl.config.distributed import DistributedSettings
 from tfrl.config.run import ENVS, ScheduledLearning
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Box

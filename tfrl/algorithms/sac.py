@@ -12,7 +12,7 @@ import numpy as np
 from tfrl.algorithms.replay import TASKS, ReplayAgent, ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import POSITIVE, Range
-from tfrl.config.actors import DISTRIBUTED_SECTIONS
+from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Task, Torso
 from tfrl.envs import registry
 from tfrl.envs.observations import FORBIDDEN

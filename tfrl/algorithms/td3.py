@@ -10,7 +10,7 @@ from tfrl.algorithms import ddpg
 from tfrl.algorithms.ddpg import DDPG, DDPGAgent
 from tfrl.algorithms.replay import ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.flags import COUNT, NOT_NEGATIVE
-from tfrl.config.actors import DISTRIBUTED_SECTIONS
+from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Task, Torso
 from tfrl.ops import q_learning
 from tfrl.ops.graph import tf

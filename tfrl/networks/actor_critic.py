@@ -15,13 +15,13 @@ from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec
 from tfrl.networks import entrance
 from tfrl.networks.distributions import distribution_for
-from tfrl.networks.memory import Core, Sequences
 from tfrl.networks.network import ACTIVATIONS, Head, Network, dense_outputs, seeds_of
-from tfrl.workers import machine
+from tfrl.networks.recurrent import Core, Sequences
 from tfrl.workers.data_parallel import Weights
 
 OBSERVATION_LIMIT = np.float32(10.0)
 """Standardised observations are clipped to this size."""
+_COMPILED_ROWS = 32  # of each part of a small forward pass: XLA compiles it for one number of rows
 
 
 class ObservationScaling(keras.layers.Layer):
@@ -152,7 +152,7 @@ class ActorCritic(Network):
         self._frozen = config.freeze_torso
         self.torsos = tuple(torsos)
         self.constants = tuple(constants)
-        self.compiled_rows = machine.COMPILED_ROWS if self.is_small else None
+        self.compiled_rows = _COMPILED_ROWS if self.is_small else None
 
     def further_heads(self, features: int, seed: int) -> dict[str, keras.layers.Layer]:
         """The heads that a subclass adds, by name, for the actor's features."""

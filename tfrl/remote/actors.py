@@ -14,8 +14,8 @@ import numpy as np
 
 from tfrl.algorithms import reinforce
 from tfrl.algorithms.acting import Actor
-from tfrl.config import actors as actors_settings
-from tfrl.config.actors import LEARNER, DistributedSettings
+from tfrl.config import distributed
+from tfrl.config.distributed import LEARNER, DistributedSettings
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.collector import Collected, Collector, Observer, Seen, Versioned
@@ -108,7 +108,7 @@ class RayCollector(SupervisedActors):
         # The launcher of --learners has already counted the CPUs.
         needs = {} if LEARNER in os.environ else {"--actors": len(actors)}
         store = store_bytes(config, len(indices))
-        cluster = Cluster(actors_settings.ray_address(config), needs, store)
+        cluster = Cluster(distributed.ray_address(config), needs, store)
         super().__init__(cluster, session, config.actor_timeout)
         threads = max(1, machine.cores() // config.actors)
         offers: Any = {"concurrency_groups": {_OFFERS: 1}} if config.free_running else {}

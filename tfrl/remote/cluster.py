@@ -20,7 +20,7 @@ import psutil
 
 from tfrl.cli import signals
 from tfrl.cli.errors import PeerError, TrainingError, UserError
-from tfrl.config.actors import LEARNER, DistributedSettings
+from tfrl.config.distributed import LEARNER, DistributedSettings
 from tfrl.envs import registry
 from tfrl.envs.callables import search_path
 from tfrl.experience.rollout import observation_bytes

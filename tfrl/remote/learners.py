@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from cluster.launch import AGENT, LOST, Place, shares, tf_configs
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.config.actors import LEARNER, DistributedSettings
+from tfrl.config.distributed import LEARNER, DistributedSettings
 from tfrl.remote.cluster import Cluster, RayError, free_cpus, ray, serve_driver
 
 _LISTEN = 0.2  # seconds that a host waits for output of its agent before it answers

@@ -21,7 +21,7 @@ from tfrl.cli.settings import Reader
 from tfrl.cli.signals import held_back
 from tfrl.cli.streams import quiet_start
 from tfrl.config import reader, reader_of
-from tfrl.config.actors import LEARNER, DistributedSettings, check_ray, leads
+from tfrl.config.distributed import LEARNER, DistributedSettings, check_ray, leads
 from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.callables import find, is_importable, is_name, search_path

@@ -17,7 +17,7 @@ from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.config import hyperparameters
-from tfrl.config.actors import DistributedSettings
+from tfrl.config.distributed import DistributedSettings
 from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.published import normalized_return

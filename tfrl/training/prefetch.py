@@ -19,7 +19,7 @@ import numpy as np
 
 from tfrl import remote
 from tfrl.algorithms.acting import Actor
-from tfrl.config.actors import DistributedSettings
+from tfrl.config.distributed import DistributedSettings
 from tfrl.config.run import RLSettings
 from tfrl.experience.collector import Collected, Collector, EnvStates, Versioned
 from tfrl.experience.replay import BufferSettings

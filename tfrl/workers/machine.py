@@ -83,10 +83,6 @@ def _numbers(file: Path) -> list[int]:
 # Rows of a part of a forward pass, at most and at least: TensorFlow rounds the convolution of a single image
 # differently from that of the same image in a batch.
 _MOST_ROWS, _LEAST_ROWS = 8, 2
-COMPILED_ROWS = 32
-"""Rows of every part of a small network's forward pass: XLA compiles it for one number of rows."""
-VALUE_ROWS = 256
-"""The same of values in runs of one topology (`RLSettings.has_one_topology`): it halves their time."""
 
 
 def threads() -> int:
