@@ -196,9 +196,9 @@ class Policy:
       source: a text that names the checkpoint.
     """
 
-    def __init__(self, source: PolicySource, greedy: SavedPolicy, drawn: SavedPolicy) -> None:
+    def __init__(self, source: PolicySource, player: SavedPolicy) -> None:
         self.config, self.source = source.config, source.name
-        self._greedy, self._drawn = greedy, drawn
+        self._player = player
         self._observation, self._action = registry.specs(source.config)
 
     @overload
@@ -238,7 +238,7 @@ class Policy:
         Raises:
           SettingsError: the observation or the state has another shape than the policy needs.
         """
-        return self._act(self._greedy, observation, action_mask, np.random.default_rng(0), state, reward)
+        return self._act(observation, action_mask, None, state, reward)
 
     @overload
     def sample(
@@ -275,33 +275,34 @@ class Policy:
 
         The same seed draws the same action. None draws a new action each time.
         """
-        generator = np.random.default_rng(seed)
-        return self._act(self._drawn, observation, action_mask, generator, state, reward)
+        return self._act(observation, action_mask, np.random.default_rng(seed), state, reward)
 
     def initial_state(self, batch: int | None = None) -> np.ndarray:
         """The zero state of a recurrent policy for the first step of an episode, float32 [M] or [batch, M].
 
         Raises SettingsError if the policy is not recurrent.
         """
-        memory = self._greedy.memory(batch or 1)
+        memory = self._player.memory(batch or 1)
         if memory is None:
             raise SettingsError("the policy is not recurrent, so it has no state.")
         return memory.values[0] if batch is None else memory.values
 
     def _act(
         self,
-        player: SavedPolicy,
         observation: Any,
         mask: Any,
-        generator: np.random.Generator,
+        generator: np.random.Generator | None,
         state: np.ndarray | None,
         reward: Any,
     ) -> Action | tuple[Action, np.ndarray]:
+        """The actions: drawn by the generator, or the most likely ones without a generator."""
+        player = self._player
+        player.greedy = generator is None
         if self._observation.parts:
             rows, is_batch = self._packed(observation, mask)
         else:
             rows, is_batch = self._rows(np.asarray(observation))
-        noise = player.draw_noise(generator, len(rows))
+        noise = player.draw_noise(generator or np.random.default_rng(0), len(rows))
         memory = self._memory(len(rows), is_batch, state, reward)
         arguments = [rows, noise] + ([] if memory is None else [memory.values])
         if len(rows) == 1:  # a GPU rounds a batch of one differently
@@ -317,7 +318,7 @@ class Policy:
 
     def _memory(self, count: int, is_batch: bool, state: np.ndarray | None, reward: Any) -> Memory | None:
         """The memory of so many envs before their steps."""
-        memory = self._greedy.memory(count)
+        memory = self._player.memory(count)
         if memory is None:
             if state is not None:
                 self.initial_state()  # raises SettingsError: there is none
@@ -371,8 +372,7 @@ def load(folder: str | Path, checkpoint: str = "last") -> Policy:
     with _our_errors():
         source = find_policy(run_folder(str(folder)), str(checkpoint))
         with quiet_start():
-            greedy, drawn = (SavedPolicy(source, greedy=greedy) for greedy in (True, False))
-        return Policy(source, greedy, drawn)
+            return Policy(source, SavedPolicy(source))
 
 
 def task_of(config: RLSettings, env: str | MakeEnv | None, seed: int | None) -> RLSettings:
@@ -437,7 +437,8 @@ def evaluate(
     with _our_errors():
         task = task_of(policy.config, env, seed)
         greedy = policy.config.eval_greedy if greedy is None else greedy
-        player = policy._greedy if greedy else policy._drawn
+        player = policy._player
+        player.greedy = greedy
         played = playing.play_level_set(player, task, "test", coerce(episodes, int, "episodes"))
     interval = scores.stratified_bootstrap([played.returns.mean(axis=1)], scores.mean)
     # The first episode of each env, then the second one of each env, and so on: surplus episodes are last.

@@ -319,6 +319,7 @@ class SavedPolicy(Behavior):
       greedy: take the most likely actions instead of drawing them.
 
     Attributes:
+      greedy: the same; it may change.
       precision: the same, "float32" or "bfloat16".
       probabilities: a function from observations to the probabilities of all actions, float32 [B, A]; None
         for continuous actions and recurrent policies.
@@ -337,7 +338,7 @@ class SavedPolicy(Behavior):
         self.precision = resolve_precision(wanted, small=config.small_network)
         super().__init__(config, self.precision, at_once=machine.threads())
         self.draw_noise = self.acting.network.draw_noise
-        self._greedy = greedy
+        self.greedy = greedy
         self.probabilities: Callable[[np.ndarray], np.ndarray] | None = None
         if self.acting.network.has_probabilities and self.memory(1) is None:
             of_rows = graph(lambda o: self.acting.network.probabilities(self.acting.outputs(o)))
@@ -361,4 +362,4 @@ class SavedPolicy(Behavior):
         A recurrent policy also takes its memory [B, M], and returns a pair: actions, and states [B, S].
         """
         with tf.device(self._device):
-            return self.acting.choose(observations, None if self._greedy else noise, *memory)
+            return self.acting.choose(observations, None if self.greedy else noise, *memory)
