@@ -24,8 +24,6 @@ _COLUMNS = (
     *("time/update_seconds", "time/replay_seconds"),
 )
 
-_MEANWHILE = 16  # the largest --train-every with which all env steps are taken while gradient steps run
-
 
 class OffPolicyLearner(EnvLearner):
     """One worker's share of the envs and of the replay.
@@ -63,9 +61,9 @@ class OffPolicyLearner(EnvLearner):
         """Takes the env steps of an iteration and the gradient steps that are due. A collective.
 
         Every --train-every env steps, gradient steps from the transitions so far begin before the next
-        actions are chosen. The learner waits for them before the next gradient steps and at the end of the
-        iteration. With a large --train-every it waits after one env step, so that no actions follow much
-        older weights.
+        actions are chosen. The learner waits for a single gradient step before the next one and at the end of
+        the iteration, and for several at once after one env step, so that no actions follow much older
+        weights.
         """
         config, session, replay, began = self._config, self._session, self.replay, time.perf_counter()
         session.phase("training")
@@ -86,7 +84,7 @@ class OffPolicyLearner(EnvLearner):
                 replay.show(step)
                 if learns:
                     session.advance_to(env_steps)
-                    if config.train_every > _MEANWHILE:
+                    if config.most_gradient_steps > 1:
                         self._finish_learning()
             self._finish_learning()
         played = self._runtime.gather_envs(np.stack([rewards, first.astype(np.float32)]))
