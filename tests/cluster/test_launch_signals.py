@@ -47,9 +47,12 @@ def test_a_signal_to_every_process_of_the_job_is_one_request_and_all_save(tmp_pa
             os.kill(process, signum)
         time.sleep(0.02)
     code, _, err = launch.end()
-    assert (code, err) == (128 + (signum if signum == signal.SIGINT else signal.SIGTERM), "")
+    passed_on = signum if signum == signal.SIGINT else signal.SIGTERM
+    assert (code, err) == (128 + passed_on, "")
     for worker in (0, 1):
-        assert launch.notes(worker)[2:] == [f"saves for {signum.name}", "saved"]
+        told, *rest = launch.notes(worker)[2:]
+        # Parents pass SIGHUP on as SIGTERM, which may come first on a busy machine.
+        assert told in (f"saves for {signum.name}", f"saves for {passed_on.name}") and rest == ["saved"]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

@@ -220,14 +220,21 @@ def test_priorities_are_the_errors_and_their_weights_grow_to_the_end():
     assert betas == sorted(betas) and betas[0] < 0.6 and betas[-1] == pytest.approx(1.0, abs=1e-5)
 
 
-@pytest.mark.parametrize(("num_envs", "train_every", "meanwhile"), [(1, 4, 4), (1, 20, 1), (2, 4, 0)])
-def test_a_single_env_acts_with_the_weights_before_the_gradient_steps_under_way(
-    num_envs, train_every, meanwhile
-):
+@pytest.mark.parametrize(("num_envs", "updates", "meanwhile"), [(1, 0.25, 4), (1, 1, 1), (2, 0.25, 0)])
+def test_a_single_env_acts_with_the_weights_before_the_gradient_steps_under_way(num_envs, updates, meanwhile):
     """With two envs, which may be on two workers, actions follow the newest weights."""
     flags = ("--env", "CartPole-v1", "--hidden", "16", "--total-steps", "80", "--iteration-steps", "40")
-    flags += ("--learning-starts", "8", "--train-every", str(train_every), "--batch-size", "8")
-    flags += ("--num-envs", str(num_envs), "--replay-size", "80", "--lr", "0.1")
+    flags += ("--learning-starts", "8", "--train-every", "4", "--batch-size", "8")
+    flags += (
+        "--updates-per-step",
+        str(updates),
+        "--num-envs",
+        str(num_envs),
+        "--replay-size",
+        "80",
+        "--lr",
+        "0.1",
+    )
     with contextlib.closing(make(parsed("dqn", *flags), off_policy.OffPolicyLearner)) as learner:
         agent, before, acted = learner.agent, [], []
         begin, explore = agent.begin_gradient_steps, agent.acting.explore
