@@ -331,7 +331,7 @@ class ReplayAgent(Agent):
         shapes = {name: spec.shape for name, spec in fields.items() if spec.dtype == "float32"}
         shapes |= dict.fromkeys(("reward", "discount", "weight"), ()) | {"noise": (self.update_noise,)}
         # The shapes of the float32 fields of a transition, in the order of a batch's fields.
-        self._floats = {name: shapes[name] for name in (*Batch._fields, "noise") if name in shapes}
+        self._float_shapes = {name: shapes[name] for name in (*Batch._fields, "noise") if name in shapes}
 
     def make_steps(self) -> dict[str, GradientStep]:
         """Describes the gradient steps on one batch by name, in order.
@@ -484,16 +484,17 @@ class ReplayAgent(Agent):
     def _join(self, fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Joins the float32 fields among fields [K, B, b, ...]: each array costs time, its numbers little."""
         flat = [
-            fields[n].reshape(*fields[n].shape[:3], math.prod(shape)) for n, shape in self._floats.items()
+            fields[n].reshape(*fields[n].shape[:3], math.prod(shape))
+            for n, shape in self._float_shapes.items()
         ]
-        others = {name: x for name, x in fields.items() if name not in self._floats}
+        others = {name: x for name, x in fields.items() if name not in self._float_shapes}
         return others | {_FLOATS: np.concatenate(flat, axis=3)}
 
     def _separate(self, rows: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """The fields of one batch, [rows, ...] each; the inverse of `_join`."""
         others, whole = dict(rows), rows[_FLOATS]
         del others[_FLOATS]
-        shapes = self._floats
+        shapes = self._float_shapes
         parts = tf.split(whole, [math.prod(shape) for shape in shapes.values()], axis=1)
         return others | {
             name: tf.reshape(part, (whole.shape[0], *shape))
