@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -66,8 +67,8 @@ def assert_same_as_undisturbed(folder, *flags):
     undisturbed = folder.with_name("undisturbed")
     for run, own in ((folder, flags), (undisturbed, ())):
         code, stdout, stderr = train(run, "--total-steps", steps, *own)
-        told = [line for line in stderr.splitlines() if not line.startswith("waiting for worker")]  # if slow
-        assert (code, told) == (0, []), stdout + stderr
+        told = re.sub(r".*(waiting for worker|still starts).*\n", "", stderr)  # on a slow machine
+        assert (code, told) == (0, ""), stdout + stderr
     found, expected = results(folder), results(undisturbed)
     assert found["weights_sha256"] == expected["weights_sha256"]
     assert [row["train/policy_loss"] for row in rows(folder)] == [
