@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tfrl.networks.weights import AGENT_PREFIX, PREFIX, WEIGHTS_FILE, weights_of
 from tfrl.ops.graph import compiled
 from tfrl.ops.optimizers import SGD, Adam, learning_rate
 from tfrl.run import files, loop
-from tfrl.run.checkpoint import CheckpointShard, encode, with_prefix
+from tfrl.run.checkpoint import State, encode, with_prefix
 from tfrl.run.loop import Conclusion
 from tfrl.run.session import Session, tensorboard
 from tfrl.run.stop import NUM_VOTES, Stopped, stop_code
@@ -403,20 +403,15 @@ class ImageLearner(loop.Learner):
         """All weights by name, float32."""
         return self.classifier.weights()
 
-    def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def get_state(self) -> State:
         """The classifier, and the sums of a row that is not finished."""
-        return self.classifier.get_state() | {"row": self._sums.copy()}, {}
+        return State(self.classifier.get_state() | {"row": self._sums.copy()}, [{}])
 
-    def set_state(
-        self,
-        state: Mapping[str, np.ndarray],
-        parts: Sequence[Mapping[str, np.ndarray]],
-        shards: Sequence[CheckpointShard] = (),
-    ) -> None:
+    def set_state(self, state: State) -> None:
         """Continues from `get_state`. Raises UserError where the network is another one."""
         try:
-            self.classifier.set_state(state)
-            self._sums[:] = state["row"]
+            self.classifier.set_state(state.learner)
+            self._sums[:] = state.learner["row"]
         except (ValueError, KeyError):
             raise UserError(
                 f"the checkpoints in {self._config.run_dir} belong to another network; choose another "

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from tfrl.run.checkpoint import State
+
 
 def learner_arrays(update):
     rng = np.random.default_rng(update)
@@ -21,12 +23,8 @@ def part_arrays(update, worker):
 
 
 def save(store, update, worker=0):
-    store.save(
-        update,
-        learner=learner_arrays(update),
-        worker_part=part_arrays(update, worker),
-        env_steps=1000 * update,
-    )
+    state = State(learner_arrays(update), [part_arrays(update, worker)])
+    store.save(update, state, env_steps=1000 * update)
 
 
 def assert_same_arrays(actual, expected):

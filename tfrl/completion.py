@@ -18,12 +18,16 @@ from tfrl.cli.settings import Reader
 
 _SCRIPT = """_tfrl() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} module= words= i
-  for ((i = 1; i < COMP_CWORD; i++)); do
-    [[ ${{COMP_WORDS[i]}} == -m ]] && module=${{COMP_WORDS[i+1]}} && break
-  done
-  if [[ $before == -m ]]; then
-    words="{modules}"
+  if [[ ${{COMP_WORDS[0]}} == tfrl ]]; then
+    module=tfrl.${{COMP_WORDS[1]}}
+    ((COMP_CWORD == 1)) && words="{names}"
   else
+    for ((i = 1; i < COMP_CWORD; i++)); do
+      [[ ${{COMP_WORDS[i]}} == -m ]] && module=${{COMP_WORDS[i+1]}} && break
+    done
+    [[ $before == -m ]] && words="{modules}"
+  fi
+  if [[ -z $words ]]; then
     case "$module $before" in
 {choices}
     esac
@@ -33,7 +37,7 @@ _SCRIPT = """_tfrl() {{
   fi
   COMPREPLY=($(compgen -W "$words" -- "$word"))
 }}
-complete -o bashdefault -o default -F _tfrl python python3
+complete -o bashdefault -o default -F _tfrl python python3 tfrl
 """
 
 
@@ -57,7 +61,10 @@ def script(flags: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
         if values
     ]
     lines = [f'      {module}) words="{" ".join(of_module)}" ;;' for module, of_module in flags.items()]
-    return _SCRIPT.format(modules=" ".join(flags), choices="\n".join(choices), flags="\n".join(lines))
+    names = " ".join(m.removeprefix("tfrl.") for m in flags if m.startswith("tfrl."))
+    return _SCRIPT.format(
+        names=names, modules=" ".join(flags), choices="\n".join(choices), flags="\n".join(lines)
+    )
 
 
 def _flags() -> dict[str, dict[str, list[str]]]:

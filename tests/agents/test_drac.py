@@ -1,5 +1,6 @@
 """DrAC: one update against a float64 computation, the bandit, other topologies, exact resume, learning."""
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -185,11 +186,10 @@ def test_a_restored_agent_continues_bit_for_bit(make, lag):
     config = small(augment="ucb", lr=1e-3, lag=lag, total_steps=2048)
     whole = make(config, learner_class(config))
     updated(whole, 7)
-    state, part = whole.get_state()
-    state, part = ({k: np.copy(v) for k, v in x.items()} for x in (state, part))
+    state = copy.deepcopy(whole.get_state())
     expected, weights = updated(whole, 2)
     other = make(config, learner_class(config))
-    other.set_state(state, [part])
+    other.set_state(state)
     other.session.step = 7
     history, found = updated(other, 2)
     assert str(history) == str(expected)  # NaN is equal here
@@ -247,9 +247,9 @@ def test_start_from_takes_the_weights_and_not_the_bandit(make):
     config = small(augment="ucb", lr=1e-3)
     learner, fresh = make(config), make(config)
     _, weights = updated(learner, 3)
-    expected = fresh.get_state()[0]
-    fresh.agent.begin_with(learner.get_state()[0])
-    found = fresh.get_state()[0]
+    expected = fresh.get_state().learner
+    fresh.agent.begin_with(learner.get_state().learner)
+    found = fresh.get_state().learner
     for name, weight in weights.items():
         np.testing.assert_array_equal(found[f"weights/{name}"], weight, err_msg=name)
     for name in expected:

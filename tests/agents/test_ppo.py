@@ -298,9 +298,9 @@ def test_a_nan_reward_ends_the_run_and_names_the_loss(small, learner, replicas):
 def test_a_state_gives_the_same_next_update_on_another_number_of_replicas(small, learner):
     before = learner(small(lr=1e-3))
     train(before, 1)
-    state, part = before.get_state()
+    state = before.get_state()
     after = learner(small(lr=1e-3, replicas=2))
-    after.set_state(state, [part])
+    after.set_state(state)
     after.session.step = 1
     ((expected, metrics),), ((actual, same),) = train(before, 1), train(after, 1)
     for name in ("actions", "rewards"):

@@ -19,9 +19,9 @@ def of(env, *flags):
 
 def state(learner):
     """All that decides how the run goes on, by name, copied; the envs' part in the order of the envs."""
-    arrays, part = learner.get_state()
-    order = np.argsort(part["indices"])
-    arrays |= {name: part[name][order] for name in ("observations", "first")}
+    found = learner.get_state()
+    part, order = found.parts[0], np.argsort(found.parts[0]["indices"])
+    arrays = found.learner | {name: part[name][order] for name in ("observations", "first")}
     return {name: np.array(array) for name, array in arrays.items()}
 
 
@@ -126,6 +126,6 @@ def test_constants_of_random_steps_stay_as_they_are(learner):
     made.update()
     np.testing.assert_array_equal(made.weights()["observations/scale"].copy(), before)
     assert (
-        learner(of("CartPole-v1", *flags, "--seed", "4")).get_state()[0]["observations/mean"][0]
-        != (made.get_state()[0]["observations/mean"][0])
+        learner(of("CartPole-v1", *flags, "--seed", "4")).get_state().learner["observations/mean"][0]
+        != (made.get_state().learner["observations/mean"][0])
     )

@@ -131,12 +131,12 @@ def test_a_resumed_run_keeps_the_memory_of_its_envs(tmp_path):
     flags = (*VECTORS, *KINDS[1])
     through = sharpened(make(tmp_path, *flags))
     learners.updated(through, 2)
-    state, part = through.get_state()
-    assert not part["first"].all()
+    state = through.get_state()
+    assert not state.parts[0]["first"].all()
     expected = learners.updated(through, 2)
     resumed = make(tmp_path, *flags)
     resumed.session.step = 2
-    resumed.set_state(state, [part])
+    resumed.set_state(state)
     history, weights = learners.updated(resumed, 2)
     np.testing.assert_equal(history, expected[0])
     for name, weight in expected[1].items():

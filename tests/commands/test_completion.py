@@ -42,6 +42,10 @@ def complete(script, line):
         ("python -m cluster.launch --ru", []),  # its examples have a --run-name
         ("python -m tfrl.evaluate lo", []),  # files, by `-o default`
         ("python script.py --lev", []),
+        ("tfrl ev", ["evaluate"]),
+        ("tfrl evaluate logs/run --lev", ["--levels"]),
+        ("tfrl evaluate --levels ", ["train", "test", "both"]),
+        ("tfrl ppo-", []),
     ],
 )
 def test_bash_completes(script, line, offered):

@@ -28,7 +28,7 @@ from tfrl.envs.spec import EnvSpec
 from tfrl.experience.episodes import level_spec, play
 from tfrl.networks.weights import find_policy, keep_best
 from tfrl.reporting import video
-from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.checkpoint import CheckpointStore, State
 from tfrl.run.folder import BEST_FILE
 from tfrl.run.rng import Use
 
@@ -199,12 +199,12 @@ def test_an_evaluator_outlives_a_full_disk(run, tmp_path, capsys, monkeypatch):
     config = dataclasses.replace(of_run(path), logdir=str(tmp_path), run_name="run", eval_episodes=2)
     store = CheckpointStore(path / "checkpoints", keep=2)
     learner = {f"weights/{name}": value for name, value in np.load(path / "export" / "weights.npz").items()}
-    store.save(1, learner=learner, worker_part={}, env_steps=config.steps_per_update)
+    store.save(1, State(learner, [{}]), env_steps=config.steps_per_update)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def wait(_):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        store.save(config.num_updates, learner={}, worker_part={}, env_steps=config.total_steps)
+        store.save(config.num_updates, State({}, [{}]), env_steps=config.total_steps)
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # writing fails as on a full disk
     try:

@@ -157,12 +157,13 @@ def test_restored_envs_with_other_observations_are_refused(small, tmp_path, what
     parts = (config, strategy.make(config, None), watchdog, Console(enabled=False))
     with open_session(*parts) as session:
         learner, again = (OnPolicyLearner(config, session, PPOAgent) for _ in range(2))
-        state, part = learner.get_state()
-        again.set_state(state, [part])
+        state = learner.get_state()
+        again.set_state(state)
+        part = state.parts[0]
         part[what] = part[what].copy()
         part[what][5] ^= 1
         with pytest.raises(UserError, match="catch is another build here"):
-            again.set_state(state, [part])
+            again.set_state(state)
 
 
 def test_a_complete_run_is_left_as_it_is(unbroken):

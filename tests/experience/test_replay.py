@@ -11,6 +11,7 @@ from tfrl.cli.errors import UserError
 from tfrl.config import reader
 from tfrl.envs.spec import ArraySpec, Box, Discrete, Step
 from tfrl.experience.replay import ReplayBuffer, check_memory, in_words, replay_bytes
+from tfrl.run.checkpoint import State
 from tfrl.workers import machine, tf_config
 
 DQN = reader("dqn")
@@ -224,9 +225,7 @@ def saved(replays, store_of, update):
     """Saves the replays of all workers in one checkpoint; the bytes that shards took."""
     parts = [{"indices": np.array(r._envs), **r.get_state()} for r in replays]
     assert len(replays) == 1, "one process here"
-    store_of.save(
-        update, learner={}, worker_part=parts[0], env_steps=update, worker_shards=replays[0].shards()
-    )
+    store_of.save(update, State({}, parts, replays[0].shards()), env_steps=update)
 
 
 def restored(store, envs, rows, **settings):

@@ -22,6 +22,7 @@ from tfrl.run import checkpoint
 from tfrl.run.checkpoint import (
     CheckpointError,
     CheckpointStore,
+    State,
     pack_bytes,
     pack_json,
     unpack_bytes,
@@ -64,7 +65,7 @@ def test_newest_ones_are_kept(store):
 
 def test_saving_an_update_again_replaces_it(store, directory):
     save(store, 10)
-    store.save(10, learner={"x": np.ones(3)}, worker_part={}, env_steps=10)
+    store.save(10, State({"x": np.ones(3)}, [{}]), env_steps=10)
     assert store.load(fail_on_skip).learner["x"].sum() == 3
     assert folder_names(directory) == ["update-00000010"]
 
@@ -161,7 +162,7 @@ def test_arrays_that_cannot_be_stored_exactly_are_refused(store, directory):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     for bad in (np.array([object()]), np.zeros(2, ml_dtypes.bfloat16)):
         with pytest.raises(CheckpointError, match="the array x has the type"):
-            store.save(1, learner={"x": bad}, worker_part={}, env_steps=1)
+            store.save(1, State({"x": bad}, [{}]), env_steps=1)
     assert folder_names(directory) == []
 
 
@@ -180,12 +181,8 @@ def run_workers(directory, update, break_worker=None, num_workers=2):
         store = CheckpointStore(directory, keep=2, worker=worker, num_workers=num_workers, agree=agree)
         part = part_arrays(update, worker) if worker != break_worker else {"x": np.array([object()])}
         try:
-            store.save(
-                update,
-                learner=learner_arrays(update) if worker == 0 else {},
-                worker_part=part,
-                env_steps=1000 * update,
-            )
+            state = State(learner_arrays(update) if worker == 0 else {}, [part])
+            store.save(update, state, env_steps=1000 * update)
             errors[worker] = None
         except CheckpointError as error:
             errors[worker] = str(error)

@@ -13,7 +13,7 @@ import pytest
 from checkpoints import assert_checkpoint, fail_on_skip, folder_names, save
 from processes import ROOT
 
-from tfrl.run.checkpoint import CheckpointError, CheckpointStore
+from tfrl.run.checkpoint import CheckpointError, CheckpointStore, State
 
 KILLED_AT_EVERY_STEP = """
 import os, signal, sys
@@ -24,7 +24,7 @@ from tfrl.run.checkpoint import CheckpointStore
 
 def save(update, value):
     arrays = {"x": np.full(1000, value)}, {"y": np.array([value])}
-    store.save(update, learner=arrays[0], worker_part=arrays[1], env_steps=value)
+    store.save(update, State(arrays[0], [arrays[1]]), env_steps=value)
 
 def die_at(event_number):
     count = 0
@@ -108,7 +108,7 @@ def test_full_disk_keeps_the_last_checkpoint(small_disk):
     big = {"x": np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8)}
     for learner, part in ((big, {}), ({}, big)):
         with pytest.raises(CheckpointError) as error:
-            store.save(20, learner=learner, worker_part=part, env_steps=20)
+            store.save(20, State(learner, [part]), env_steps=20)
         assert "is full (" in str(error.value) and "about 3.0 MB needed)" in str(error.value)
         assert folder_names(directory) == ["update-00000010"]
         assert shutil.disk_usage(disk).used == used
@@ -127,7 +127,7 @@ def test_on_a_full_disk_the_oldest_make_room(small_disk):
     disk = small_disk("800k")
     store = CheckpointStore(disk / "checkpoints", keep=3)
     for update, dropped in ((10, 0), (20, 0), (30, 1), (40, 1), (50, 1)):
-        assert store.save(update, learner=hold(update), worker_part={}, env_steps=update) == dropped
+        assert store.save(update, State(hold(update), [{}]), env_steps=update) == dropped
         assert store.updates() == [10, 20][: update // 10] if update < 30 else [update - 10, update]
         found = store.load(fail_on_skip)
         assert found.update == update and (found.learner["x"] == hold(update)["x"]).all()
@@ -138,11 +138,11 @@ def test_a_full_disk_keeps_a_checkpoint_to_resume_from(small_disk):
     disk = small_disk("800k")
     store = CheckpointStore(disk / "checkpoints", keep=3)
     for update in (10, 20):
-        store.save(update, learner=hold(update), worker_part={}, env_steps=update)
+        store.save(update, State(hold(update), [{}]), env_steps=update)
     damaged = disk / "checkpoints" / "update-00000020" / "learner.npz"
     damaged.write_bytes(bytes(damaged.stat().st_size))
     with pytest.raises(CheckpointError, match="is full"):
-        store.save(30, learner=hold(30), worker_part={}, env_steps=30)
+        store.save(30, State(hold(30), [{}]), env_steps=30)
     assert store.load(lambda _: None).update == 10
 
 
@@ -153,7 +153,7 @@ def test_checkpoints_are_kept_if_deleting_them_makes_too_little_room(small_disk)
         save(store, update)
     big = {"x": np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8)}
     with pytest.raises(CheckpointError, match="is full"):
-        store.save(30, learner=big, worker_part={}, env_steps=30)
+        store.save(30, State(big, [{}]), env_steps=30)
     assert store.updates() == [10, 20]
 
 

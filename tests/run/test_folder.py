@@ -11,7 +11,7 @@ from tfrl.algorithms.ppo import Config
 from tfrl.cli.settings import to_yaml
 from tfrl.config import reader
 from tfrl.run import folder
-from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.checkpoint import CheckpointStore, State
 from tfrl.run.files import write
 from tfrl.run.folder import check_run_folder
 
@@ -31,7 +31,7 @@ def run_of(folder, *argv: str, checkpoint: bool = True) -> Config:
     if checkpoint:
         arrays = {"step": np.array(10)}
         store = CheckpointStore(config.run_dir / "checkpoints", keep=1)
-        store.save(10, learner=arrays, worker_part=arrays, env_steps=10 * config.steps_per_update)
+        store.save(10, State(arrays, [arrays]), env_steps=10 * config.steps_per_update)
     return config
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tfrl.cli.errors import PeerError
+from tfrl.run.checkpoint import State
 from tfrl.run.console import Console
 from tfrl.run.stop import StopRequest
 from tfrl.workers.watchdog import Watchdog
@@ -67,7 +68,7 @@ def both(sessions, call):
 
 def save(session, part=None):
     session.step += 1
-    session.save(session.step, {"weights": np.ones(2)}, part or {"envs": np.zeros(3)}, {})
+    session.save(session.step, State({"weights": np.ones(2)}, [part or {"envs": np.zeros(3)}]), {})
 
 
 def test_a_worker_that_cannot_write_its_part_says_why(workers, tmp_path, capsys):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tfrl.cli.errors import UserError
-from tfrl.run.checkpoint import CheckpointError, CheckpointShard, CheckpointStore
+from tfrl.run.checkpoint import CheckpointError, CheckpointShard, CheckpointStore, State
 
 
 def shard(number, size=10):
@@ -21,7 +21,7 @@ def shard(number, size=10):
 
 def save(store, update, shards):
     part = {"y": np.array(update)}
-    store.save(update, learner={}, worker_part=part, env_steps=update, worker_shards=shards)
+    store.save(update, State({}, [part], shards), env_steps=update)
 
 
 def numbers(found):
@@ -142,7 +142,7 @@ def test_killed_anywhere_every_checkpoint_has_its_shards(tmp_path):
         for update in range(1 if found is None else found.update + 1, 5):
             new = CheckpointShard({"number": update}, {"x": np.full(10, update)})
             shards = [*shards[-1:], new]
-            store.save(update, learner={}, worker_part={}, env_steps=update, worker_shards=shards)
+            store.save(update, State({}, [{}], shards), env_steps=update)
         """
     )
     directory, killed = tmp_path / "checkpoints", 0

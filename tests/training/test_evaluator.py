@@ -6,7 +6,7 @@ import pytest
 
 from tfrl.cli.settings import to_yaml
 from tfrl.config import reader
-from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.checkpoint import CheckpointStore, State
 
 parse = reader("ppo_procgen").parse
 
@@ -28,7 +28,7 @@ def test_an_evaluator_reports_a_failure_once(
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # it would keep SIGTERM for itself
     config = parse(["--env", "catch", "--logdir", str(tmp_path), "--run-name", "run"])
     store = CheckpointStore(config.run_dir / "checkpoints", keep=2)
-    store.save(1, learner={}, worker_part={}, env_steps=taken * config.steps_per_update)
+    store.save(1, State({}, [{}]), env_steps=taken * config.steps_per_update)
     (config.run_dir / "config.yaml").write_text(settings or to_yaml(config))
     if learner is not None:
         (config.run_dir / "checkpoints" / "update-00000001" / "learner.npz").write_bytes(learner)
@@ -37,7 +37,7 @@ def test_an_evaluator_reports_a_failure_once(
     def wait(_):
         looks.append(None)
         if len(looks) == 3:
-            store.save(config.num_updates, learner={}, worker_part={}, env_steps=config.total_steps)
+            store.save(config.num_updates, State({}, [{}]), env_steps=config.total_steps)
 
     assert evaluator.follow(config, sleep=wait) == 0
     output = capsys.readouterr()

@@ -76,12 +76,10 @@ def test_no_two_episodes_are_counted_as_one_after_resumes(env, lag, resumes, tmp
             if number:
                 learner.session.step = number
                 saved = store.load(pytest.fail, verify_shards=True)
-                learner.set_state(saved.learner, saved.parts, saved.shards)
+                learner.set_state(saved)
             if number < resumes:
                 updated(learner, 1)
-                state, part = learner.get_state()
-                shards = learner.shards()
-                store.save(number + 1, learner=state, worker_part=part, env_steps=0, worker_shards=shards)
+                store.save(number + 1, learner.get_state(), env_steps=0)
             else:
                 for _ in range(5):
                     updated(learner, 1)
@@ -100,14 +98,14 @@ def test_an_episode_that_could_not_go_on_is_not_counted_with_the_next_one(algori
     kind = OffPolicyLearner if algorithm == "dqn" else OnPolicyLearner
     with contextlib.closing(make_learner(config, kind)) as before:
         updated(before, 1)
-        state, part = before.get_state()
-        assert state["episodes/lengths"].any() and state["episodes/returns"].any()
+        state = before.get_state()
+        assert state.learner["episodes/lengths"].any() and state.learner["episodes/returns"].any()
         store = CheckpointStore(tmp_path, keep=1)
-        store.save(1, learner=state, worker_part=part, env_steps=128, worker_shards=before.shards())
+        store.save(1, state, env_steps=128)
     saved = store.load(pytest.fail, verify_shards=True)
     with contextlib.closing(make_learner(config, kind)) as after:
-        after.set_state(saved.learner, saved.parts, saved.shards)
-        found, _ = after.get_state()
+        after.set_state(saved)
+        found = after.get_state().learner
         for name in ("episodes/lengths", "episodes/returns", "normalizer/returns"):
             assert not found.get(name, np.zeros(1)).any(), name
     assert "cannot be restored exactly and begin new episodes" in capsys.readouterr().err
@@ -217,6 +215,6 @@ def test_an_update_shows_its_progress(small, learner):
 
 
 def test_a_checkpoint_of_another_network_is_refused(small, learner, tmp_path):
-    state, part = learner(small()).get_state()
+    state = learner(small()).get_state()
     other = learner(small(share_torso=False, logdir=str(tmp_path)))
-    assert f"{tmp_path}/small belong to another network" in refusal(other.set_state, state, [part])
+    assert f"{tmp_path}/small belong to another network" in refusal(other.set_state, state)

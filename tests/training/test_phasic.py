@@ -1,6 +1,7 @@
 """The learner of phases: resumes, kills, files that are damaged, full disks, ends of runs, what it shows."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import json
@@ -45,19 +46,18 @@ def test_a_run_restored_at_any_pause_continues_bit_for_bit(small, tmp_path, repl
     for at in range(2 + PARTS):
         if at:
             shutil.copytree(tmp_path / "logs/small/phase", tmp_path / f"{at}")
-        state, part = whole.get_state()
-        states.append(({k: np.copy(v) for k, v in state.items()}, part, whole.session.step))
+        states.append((copy.deepcopy(whole.get_state()), whole.session.step))
         whole.update()
     assert whole.session.step == 2
     history, weights = finish(whole, 1)
     other = make(small(replicas=replicas, logdir=str(tmp_path / "others")))  # one, for the sake of tracing
     for at in moments:
-        state, part, step = states[at]
+        state, step = states[at]
         assert step == 1
         shutil.rmtree(tmp_path / "others/small/phase", ignore_errors=True)
         shutil.copytree(tmp_path / f"{at}", tmp_path / "others/small/phase")
         other.session.step = step
-        other.set_state(state, [part])
+        other.set_state(state)
         found_history, found = finish(other, 2)
         assert found_history[-1] == pytest.approx(history[-1], rel=1e-6, nan_ok=True)
         assert_same(found, weights)
@@ -71,7 +71,7 @@ def distilled(tmp_path_factory):
     finish(learner, 1)
     for _ in range(2):
         assert learner.update() is None
-    return folder / "small/phase", *learner.get_state()
+    return folder / "small/phase", learner.get_state()
 
 
 @pytest.mark.parametrize(
@@ -86,19 +86,19 @@ def distilled(tmp_path_factory):
 def test_rollouts_that_cannot_be_read_are_missed_before_anything_is_trained(
     small, distilled, name, change, words
 ):
-    folder, state, part = distilled
+    folder, state = distilled
     config = small()
     shutil.copytree(folder, config.run_dir / "phase")
     change(next((config.run_dir / "phase").glob(name)))
     other = make(config)
     other.session.step = 1
-    found = refusal(other.set_state, state, [part])
+    found = refusal(other.set_state, state)
     assert words in found and found.endswith("choose another --run-name.")
 
 
 def test_a_resume_does_not_read_files_that_it_writes_again(small, distilled):
     """A kill leaves later files of two workers; one worker continues, with other file names."""
-    folder, state, part = distilled
+    folder, state = distilled
     config = small()
     shutil.copytree(folder, config.run_dir / "phase")
     of_all = next(folder.glob("logits-00000000-*"))
@@ -109,7 +109,7 @@ def test_a_resume_does_not_read_files_that_it_writes_again(small, distilled):
     (config.run_dir / "phase/notes.npy").touch()
     other = make(config)
     other.session.step = 1
-    other.set_state(state, [part])
+    other.set_state(state)
     left = sorted(path.name.split("-envs")[0] for path in (config.run_dir / "phase").iterdir())
     names = ("logits-00000000", "observations-00000000", "observations-00000001")
     assert left == sorted((*names, "targets-00000000", "targets-00000001", "notes.npy", *2 * names[:1]))
@@ -256,11 +256,11 @@ def test_a_checkpoint_within_a_phase_counts_the_env_steps_of_its_weights(small, 
 
 def test_a_run_that_is_cut_short_within_a_phase_ends_with_it(small, distilled):
     """--total-steps is lowered while the auxiliary phase is unfinished."""
-    folder, state, part = distilled
+    folder, state = distilled
     shorter = make(small(total_steps=128))
     shutil.copytree(folder, shorter._config.run_dir / "phase")
     shorter.session.step = 1
-    shorter.set_state(state, [part])
+    shorter.set_state(state)
     assert shorter.steps_within == 128 and not shorter.is_over
     finish(shorter, 1)
     assert shorter.steps_within == 0 and shorter.is_over and shorter.steps_done == 256

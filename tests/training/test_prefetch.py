@@ -40,12 +40,11 @@ def learner():
 
 
 def saved(learner, folder):
-    """The state of a learner, and its shards as a checkpoint has them."""
-    state, part = learner.get_state()
-    shards = learner.shards()
-    for shard in shards:
+    """The state of a learner, with its shards as a checkpoint has them."""
+    state = learner.get_state()
+    for shard in state.shards:
         shard.keep(shard.write(folder))
-    return state, [part], shards
+    return state
 
 
 def assert_same(found, expected):
@@ -111,7 +110,7 @@ def test_a_restored_learner_continues_bit_for_bit(learner, name, tmp_path):
     first, _ = updated(begun, 3)
     rest = learner(name, "--lag", 2)
     rest.session.step = 3
-    rest.set_state(*saved(begun, tmp_path))
+    rest.set_state(saved(begun, tmp_path))
     found, weights = updated(rest, 3)
     assert_same((first + found, weights), whole)
 
@@ -122,10 +121,10 @@ def test_a_free_running_learner_continues_from_a_state(learner, name, tmp_path):
     one, other = learner(name, *flags), learner(name, *flags)
     lags = [metrics["train/lag"] for metrics in updated(one, 4)[0]]
     assert lags[0] == 0 and max(lags) <= 3
-    state, parts, shards = saved(one, tmp_path)
-    assert not [key for key in state if key.startswith("acting/")]
+    state = saved(one, tmp_path)
+    assert not [key for key in state.learner if key.startswith("acting/")]
     other.session.step = 4
-    other.set_state(state, parts, shards)
+    other.set_state(state)
     assert updated(other, 1)[0][0]["train/lag"] == 0
 
 

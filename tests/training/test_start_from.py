@@ -70,7 +70,7 @@ def begun(config):
     session = Session(config, strategy.make(config, None), console, stop, watchdog)
     learner = maker(config)(session)
     learner.begin()
-    state, _ = learner.get_state()
+    state = learner.get_state().learner
     learner.close()
     return state
 

@@ -41,7 +41,7 @@ from tfrl.cli.settings import to_yaml
 from tfrl.config import reader
 from tfrl.envs.registry import LEVEL_SETS
 from tfrl.networks.weights import find_policy
-from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.checkpoint import CheckpointStore, State
 
 parse = reader("ppo_procgen").parse
 
@@ -272,7 +272,7 @@ def test_a_worker_that_does_not_see_the_runs_checkpoints_ends_all_and_none_begin
     logdirs = [tmp_path / "shared", tmp_path / "its own"]
     run = logdirs[0] / "run"
     store = CheckpointStore(run / "checkpoints", keep=1)
-    store.save(2, learner={}, worker_part={}, env_steps=2 * BATCH)  # nobody comes so far as to read it
+    store.save(2, State({}, [{}]), env_steps=2 * BATCH)  # nobody comes so far as to read it
     settings = parse(flags(logdirs[0]))
     (run / "config.yaml").write_text(to_yaml(settings))
     (run / "progress.csv").write_text(f"env_steps\n{BATCH}\n{2 * BATCH}\n")

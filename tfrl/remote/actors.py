@@ -223,21 +223,10 @@ class RayObservers(SupervisedActors):
         self.observation = np.concatenate([actor.after.observations for actor in self._actors])
 
     def step(self, actions: np.ndarray, playing: np.ndarray) -> Seen:
-        """One step of the envs that are `playing`.
+        """`Observer.step` with actions [N, *shape] and `playing` bool [N] for all N envs.
 
-        Args:
-          actions: [N, *shape] for all N envs; those of envs that do not play are ignored.
-          playing: bool [N].
-
-        Returns:
-          The outcome for all N envs. Envs that do not play have a reward of 0 and their last observation.
-
-        Raises:
-          TrainingError: Ray has died; an observer failed, or died again and again.
-          EnvError: an env failed.
-          Stopped: the run was told to stop, and a process was to be replaced.
-
-        `settle` raises the same errors, and then leaves all envs before the episode.
+        Raises, like `settle`: TrainingError if Ray has died, or an observer again and again; EnvError;
+        Stopped. After an error of `settle`, all envs are still before the episode.
         """
         asked = [
             (actor, at) for actor, at in zip(self._actors, self._slices, strict=True) if playing[at].any()

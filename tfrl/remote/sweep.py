@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import random
-import shutil
 import signal
 import tempfile
 import time
@@ -76,8 +75,8 @@ def run(sweep: Sweep, logdir: Path, parallel: int, tell: Callable[[str], None]) 
         _run_trial(sweep, Path(place), config["settings"], environment, folder)
 
     trainable = tune.with_resources(trial, {"cpu": 1})
-    states = tempfile.mkdtemp(prefix="tfrl-tune-")
-    with _stopping(stopped):
+    scratch = tempfile.TemporaryDirectory(prefix="tfrl-tune-", ignore_cleanup_errors=True)
+    with scratch as states, _stopping(stopped):
         try:
             _wait_for_runs(logdir, tell)  # they still save if the sweep was killed
             left = [i for i in range(len(sweep.trials)) if not is_over(logdir, trial_name(i))]
@@ -92,7 +91,6 @@ def run(sweep: Sweep, logdir: Path, parallel: int, tell: Callable[[str], None]) 
                 raise
         finally:
             _wait_for_runs(logdir, tell)
-            shutil.rmtree(states, ignore_errors=True)
     return stopped[0]
 
 

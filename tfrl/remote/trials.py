@@ -28,7 +28,7 @@ from tfrl.config.run import DECIDE_MLP, DECIDE_WEIGHTS, RLSettings
 from tfrl.envs.callables import is_name
 from tfrl.reporting import runs
 from tfrl.run import files
-from tfrl.run.checkpoint import Checkpoint, CheckpointStore
+from tfrl.run.checkpoint import Checkpoint, CheckpointStore, State
 from tfrl.run.folder import LEFT_FILE, RESULTS_FILE, read_json
 from tfrl.run.metrics import PROGRESS_FILE
 
@@ -63,11 +63,9 @@ class Sampled:
         if self.kind == "choice":
             return self.values[int(generator.integers(len(self.values)))]
         low, high = self.values
-        share = generator.random()
-        value = low + share * (high - low)
         if self.kind == "loguniform":
-            value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
-        return self.inside(value)
+            return self.inside(math.exp(generator.uniform(math.log(low), math.log(high))))
+        return self.inside(generator.uniform(low, high))
 
     def inside(self, value: float) -> Any:
         """The number between the ends that is closest to `value`, in the type of the setting."""
@@ -405,7 +403,7 @@ def _taken_over(logdir: Path, name: str, donor: Part) -> Part:
     files.make_folder(start)  # the other run continues, and prunes its own checkpoints
     files.write(start / SETTINGS_FILE, (logdir / donor.run / SETTINGS_FILE).read_text())
     store = CheckpointStore(start / "checkpoints", keep=1)
-    store.save(found.update, learner=found.learner, worker_part={}, env_steps=found.env_steps)
+    store.save(found.update, State(found.learner, [{}]), env_steps=found.env_steps)
     return Part(run.name, str(start.relative_to(logdir)), offset, donor.evaluations)
 
 

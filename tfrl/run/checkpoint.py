@@ -95,17 +95,29 @@ class CheckpointShard:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint that was read: the arrays as they were saved, `parts` in the workers' order.
+class State:
+    """What a run must remember to go on: arrays by name, of three kinds.
 
-    `shards` are those of all workers.
+    A worker's own state has one part, and its shards. A checkpoint has those of all workers, and may be
+    restored by another number of workers.
+
+    Attributes:
+      learner: arrays that are equal on all workers.
+      parts: the arrays of each worker's envs, in the workers' order.
+      shards: arrays that are written once, for this and later checkpoints.
     """
+
+    learner: dict[str, np.ndarray]
+    parts: Sequence[dict[str, np.ndarray]]
+    shards: Sequence[CheckpointShard] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(State):
+    """The state of all workers as a checkpoint has it, and when it was saved."""
 
     update: int
     env_steps: int
-    learner: dict[str, np.ndarray]
-    parts: list[dict[str, np.ndarray]]
-    shards: list[CheckpointShard]
 
 
 class CheckpointStore:
@@ -137,18 +149,10 @@ class CheckpointStore:
 
     # Saving
 
-    def save(
-        self,
-        update: int,
-        *,
-        learner: Mapping[str, np.ndarray],
-        worker_part: Mapping[str, np.ndarray],
-        env_steps: int,
-        worker_shards: Sequence[CheckpointShard] = (),
-    ) -> int:
-        """Saves the chief's `learner` and every worker's part, then prunes. Call it on all workers.
+    def save(self, update: int, state: State, *, env_steps: int) -> int:
+        """Saves the states of all workers, then prunes. Call it on all workers, each with its own state.
 
-        It writes the `worker_shards` of this worker that no checkpoint has yet. It removes later checkpoints,
+        It writes the shards of this worker that no checkpoint has yet. It removes later checkpoints,
         because the run has resumed from an earlier one. If the disk is full, it removes the oldest
         checkpoints, one after another, while a newer valid one stays.
 
@@ -156,10 +160,10 @@ class CheckpointStore:
         worker, and removes the new files, if one worker could not save its part.
         """
         dropped = 0
-        new = sum(num_bytes(shard.arrays or {}) for shard in worker_shards if not shard.is_saved)
-        size = num_bytes(learner) + self._num_workers * (num_bytes(worker_part) + new)
+        own = [*state.parts, *(shard.arrays or {} for shard in state.shards if not shard.is_saved)]
+        size = num_bytes(state.learner) + self._num_workers * sum(map(num_bytes, own))
         while True:
-            done, failure = self._attempt(update, learner, worker_part, worker_shards, env_steps)
+            done, failure = self._attempt(update, state, env_steps)
             if done:
                 self._prune(update)
                 return dropped
@@ -173,14 +177,7 @@ class CheckpointStore:
         reason = self._reason(failure, size)
         raise CheckpointError(f"The checkpoint of update {update} was not saved: {reason}.") from failure
 
-    def _attempt(
-        self,
-        update: int,
-        learner: Mapping[str, np.ndarray],
-        worker_part: Mapping[str, np.ndarray],
-        worker_shards: Sequence[CheckpointShard],
-        env_steps: int,
-    ) -> tuple[bool, BaseException | None]:
+    def _attempt(self, update: int, state: State, env_steps: int) -> tuple[bool, BaseException | None]:
         """Tries to save; True if every worker saved its part, and the reason why this worker could not.
         Leaves no partial files.
         """
@@ -198,16 +195,16 @@ class CheckpointStore:
                 raise FaultError(
                     f"worker {self._worker} does not see {staged}, and all workers must share one disk"
                 )
-            written.extend((shard, shard.write(self._shards)) for shard in worker_shards)
+            written.extend((shard, shard.write(self._shards)) for shard in state.shards)
             if is_chief:
-                files.write_synced(staged / LEARNER, encode(learner))
+                files.write_synced(staged / LEARNER, encode(state.learner))
             entries = [
                 {"file": path.name, "bytes": path.stat().st_size, "about": shard.about}
                 for shard, path in written
             ]
             listed = {SHARDS: pack_json(entries)} if entries else {}
             own = _part_name(self._worker, self._num_workers)
-            files.write_synced(staged / own, encode({**worker_part, **listed}))
+            files.write_synced(staged / own, encode({**state.parts[0], **listed}))
 
         def commit() -> None:
             if is_chief:
@@ -450,7 +447,7 @@ def _read_folder(folder: Path, update: int, *, with_shards: bool) -> Checkpoint:
         raise FaultError(f"{Path(error.filename).name} is missing") from error
     except OSError as error:
         raise FaultError(f"{error.filename} cannot be read ({error.strerror})") from error
-    return Checkpoint(update, manifest["env_steps"], learner, parts, shards)
+    return Checkpoint(learner, parts, shards, update=update, env_steps=manifest["env_steps"])
 
 
 def _is_whole(folder: Path, update: int) -> bool:

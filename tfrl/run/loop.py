@@ -16,7 +16,7 @@ from tfrl.cli.errors import TrainingError
 from tfrl.cli.settings import Settings
 from tfrl.run import files
 from tfrl.run.callbacks import Callback, RunOfCallback, get_states, set_states
-from tfrl.run.checkpoint import CheckpointShard
+from tfrl.run.checkpoint import State
 from tfrl.run.console import Console, Progress
 from tfrl.run.folder import weights_sha256, write_results
 from tfrl.run.metrics import PROGRESS_FILE, MetricsWriter, NullMetricsWriter, logged_steps
@@ -132,24 +132,12 @@ class Learner(ABC):
     # State
 
     @abstractmethod
-    def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The arrays of a checkpoint: those that are equal on all workers, and this worker's own."""
-
-    def shards(self) -> Sequence[CheckpointShard]:
-        """The shards of this worker's state. A shard is written once and belongs to this and later
-        checkpoints.
-        """
-        return ()
+    def get_state(self) -> State:
+        """This worker's state."""
 
     @abstractmethod
-    def set_state(
-        self,
-        state: Mapping[str, np.ndarray],
-        parts: Sequence[Mapping[str, np.ndarray]],
-        shards: Sequence[CheckpointShard] = (),
-    ) -> None:
-        """Restores the results of `get_state` and `shards` of all workers, also for another number of
-        workers.
+    def set_state(self, state: State) -> None:
+        """Restores the state of all workers, also of another number of workers.
 
         Raises UserError on all workers if the checkpoint belongs to another network, or if the restored envs
         show other observations.
@@ -339,14 +327,14 @@ class Run(RunOfCallback):
         self._unsaved = 0
         if self._session.is_saved:
             return
-        state, part = self._learner.get_state()
+        state = self._learner.get_state()
         progress = {
             "pending": self._pending,
             "before": self._before,
             "stopped": self._stopped,
         }
-        state |= get_states(self._users)
-        self._session.save(self._steps_taken, state, part, progress, self._learner.shards())
+        state.learner.update(get_states(self._users))
+        self._session.save(self._steps_taken, state, progress)
 
     def _restore(self, logged: int) -> None:
         """Restores the newest checkpoint if there is one; `logged` is the last step of progress.csv."""
@@ -356,7 +344,7 @@ class Run(RunOfCallback):
             learner.begin()
             return
         learner.check_length(found.env_steps)
-        learner.set_state(found.learner, found.parts, found.shards)
+        learner.set_state(found)
         set_states(self._users, found.learner)
         self._before = tuple(session.progress["before"])
         # Without callbacks, the user resumes the run for more steps.

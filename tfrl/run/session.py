@@ -19,8 +19,8 @@ from tfrl.run import files
 from tfrl.run.checkpoint import (
     Checkpoint,
     CheckpointError,
-    CheckpointShard,
     CheckpointStore,
+    State,
     pack_json,
     unpack_json,
 )
@@ -188,29 +188,23 @@ class Session:
     def save(
         self,
         x: int,
-        learner: Mapping[str, np.ndarray],
-        worker_part: Mapping[str, np.ndarray],
+        state: State,
         progress: Mapping[str, Any],
-        shards: Sequence[CheckpointShard] = (),
     ) -> None:
         """Saves a checkpoint. If the disk is full, the checkpoint is skipped and the run continues.
 
         Args:
           x: the x-axis value of the run: env steps or images.
-          learner: the arrays that are equal on all workers.
-          worker_part: the arrays of this worker.
+          state: this worker's state.
           progress: JSON values that the loop needs to resume.
-          shards: this worker's arrays that are written once, for this and later checkpoints.
         """
         self.phase("saving")
         self.writer.flush()
         clock = {"seconds": self.seconds, "resumed_at": self.resumed_at}
         clock["started_from"] = self.started_from
-        learner = {**learner, "progress": pack_json(clock | {**progress})}
+        state.learner["progress"] = pack_json(clock | {**progress})
         try:
-            dropped = self._store.save(
-                self.step, learner=learner, worker_part=worker_part, env_steps=x, worker_shards=shards
-            )
+            dropped = self._store.save(self.step, state, env_steps=x)
         except CheckpointError as error:
             if self.runtime.is_chief or error.__cause__ is not None:
                 self.console.warn(f"{error} Training continues.")

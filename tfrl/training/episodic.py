@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,7 @@ from tfrl.cli.errors import TrainingError
 from tfrl.experience.collector import Observer
 from tfrl.experience.rollout import EpisodeBatch
 from tfrl.run import rng
-from tfrl.run.checkpoint import CheckpointShard
+from tfrl.run.checkpoint import State
 from tfrl.run.session import Session
 from tfrl.training.learner import EnvLearner, MakeAgent, env_spec
 
@@ -116,17 +116,13 @@ class EpisodicLearner(EnvLearner):
 
     # State
 
-    def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def get_state(self) -> State:
         """The state of the agent, the episodes and the envs."""
-        state, part = super().get_state()
-        return state | {"env_steps": np.array(self._steps_done)}, part
+        state = super().get_state()
+        state.learner["env_steps"] = np.array(self._steps_done)
+        return state
 
-    def set_state(
-        self,
-        state: Mapping[str, np.ndarray],
-        parts: Sequence[Mapping[str, np.ndarray]],
-        shards: Sequence[CheckpointShard] = (),
-    ) -> None:
-        """Restores the result of `get_state`. Raises UserError like `Learner.set_state`."""
-        self._steps_done = int(state["env_steps"])
-        super().set_state(state, parts, shards)
+    def set_state(self, state: State) -> None:
+        """Restores the state of all workers. Raises UserError like `Learner.set_state`."""
+        self._steps_done = int(state.learner["env_steps"])
+        super().set_state(state)

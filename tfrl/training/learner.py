@@ -28,7 +28,7 @@ from tfrl.experience.episodes import evaluation_columns, evaluation_results
 from tfrl.experience.memory import Memory
 from tfrl.experience.normalize import EpisodeStatistics
 from tfrl.networks.weights import export, read_start
-from tfrl.run.checkpoint import CheckpointShard, pack_bytes, under, unpack_bytes, with_prefix
+from tfrl.run.checkpoint import State, pack_bytes, under, unpack_bytes, with_prefix
 from tfrl.run.folder import finite
 from tfrl.run.loop import Conclusion, Learner
 from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
@@ -267,33 +267,28 @@ class EnvLearner(Learner):
 
     # State
 
-    def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The arrays that are equal on all workers, and this worker's envs."""
+    def get_state(self) -> State:
+        """The state of the agent, the episodes and the envs."""
         state = self.agent.get_state() | with_prefix("episodes/", self._episodes.get_state())
         indices, states, observations, first = self.envs.get_state()
         data, lengths = pack_bytes(states)
         part = {"indices": np.array(indices), "states": data, "lengths": lengths}
-        return state, part | {"observations": observations, "first": first}
+        return State(state, [part | {"observations": observations, "first": first}])
 
-    def set_state(
-        self,
-        state: Mapping[str, np.ndarray],
-        parts: Sequence[Mapping[str, np.ndarray]],
-        shards: Sequence[CheckpointShard] = (),
-    ) -> None:
-        """Restores the results of `get_state` of all workers. Raises UserError like `Learner.set_state`.
+    def set_state(self, state: State) -> None:
+        """Restores the state of all workers. Raises UserError like `Learner.set_state`.
 
         A subclass restores its own running sums of the episodes before.
         """
         try:
-            self.agent.set_state(state)
+            self.agent.set_state(state.learner)
         except (ValueError, KeyError):
             raise UserError(
                 f"the checkpoints in {self._config.run_dir} belong to another network; choose another "
                 "--run-name."
             ) from None
-        self._episodes.set_state(under("episodes/", state))
-        self._restore_envs(parts)
+        self._episodes.set_state(under("episodes/", state.learner))
+        self._restore_envs(state.parts)
 
     def _restore_envs(self, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Restores the envs from the parts of all workers, also of another number of workers.

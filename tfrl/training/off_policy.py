@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from tfrl.envs.spec import Step
 from tfrl.experience.collector import Collector
 from tfrl.experience.replay import ReplayBuffer
 from tfrl.run import rng
-from tfrl.run.checkpoint import CheckpointShard, under, with_prefix
+from tfrl.run.checkpoint import State, under, with_prefix
 from tfrl.run.session import Session
 from tfrl.training.learner import EnvLearner, MakeAgent, shown_envs
 from tfrl.training.prefetch import COLUMNS, make_envs
@@ -188,29 +188,21 @@ class OffPolicyLearner(EnvLearner):
 
     # State
 
-    def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The arrays that are equal on all workers; this worker's envs and replay, without the shards."""
-        state, part = super().get_state()
+    def get_state(self) -> State:
+        """The state of the agent, the episodes, the envs and the replay, whose transitions are shards."""
+        state = super().get_state()
         if self._prefetch is not None:  # the older weights
-            state |= self._prefetch.get_state(self._session.step)
-        state["gradient_steps"] = np.array(self._gradient_steps)
-        return state, part | with_prefix("replay/", self.replay.get_state())
+            state.learner.update(self._prefetch.get_state(self._session.step))
+        state.learner["gradient_steps"] = np.array(self._gradient_steps)
+        state.parts[0].update(with_prefix("replay/", self.replay.get_state()))
+        return State(state.learner, state.parts, self.replay.shards())
 
-    def shards(self) -> Sequence[CheckpointShard]:
-        """The replay's transitions."""
-        return self.replay.shards()
-
-    def set_state(
-        self,
-        state: Mapping[str, np.ndarray],
-        parts: Sequence[Mapping[str, np.ndarray]],
-        shards: Sequence[CheckpointShard] = (),
-    ) -> None:
-        """Restores the results of `get_state` and `shards`. Raises UserError like `Learner.set_state`."""
-        self._gradient_steps = int(state["gradient_steps"])
+    def set_state(self, state: State) -> None:
+        """Restores the state of all workers. Raises UserError like `Learner.set_state`."""
+        self._gradient_steps = int(state.learner["gradient_steps"])
         if self._prefetch is not None:
-            self._prefetch.set_state(state)
-        super().set_state(state, parts, shards)
-        of_replay = [{**under("replay/", part), "indices": part["indices"]} for part in parts]
-        self.replay.set_state(of_replay, shards)
-        self.replay.set_current(*shown_envs(parts, self._indices))
+            self._prefetch.set_state(state.learner)
+        super().set_state(state)
+        of_replay = [{**under("replay/", part), "indices": part["indices"]} for part in state.parts]
+        self.replay.set_state(of_replay, state.shards)
+        self.replay.set_current(*shown_envs(state.parts, self._indices))

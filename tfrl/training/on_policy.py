@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from tfrl.experience.normalize import ObservationNormalizer, RewardNormalizer, e
 from tfrl.experience.rollout import Rollout
 from tfrl.networks.weights import weights_of
 from tfrl.run import rng
-from tfrl.run.checkpoint import CheckpointShard, under, with_prefix
+from tfrl.run.checkpoint import State, under, with_prefix
 from tfrl.run.session import Session
 from tfrl.training.learner import EnvLearner, MakeAgent, env_spec
 from tfrl.training.prefetch import COLUMNS, make_envs
@@ -166,29 +166,24 @@ class OnPolicyLearner(EnvLearner):
                 self._observations.begin_with(*constants, count=steps)
             self._scale_by(self._observations)
 
-    def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The arrays that are equal on all workers, and this worker's envs."""
-        state, part = super().get_state()
-        state |= with_prefix("normalizer/", self._rewards.get_state())
+    def get_state(self) -> State:
+        """The state of the agent, the episodes, the envs and the running statistics."""
+        state = super().get_state()
+        state.learner.update(with_prefix("normalizer/", self._rewards.get_state()))
         if self._observations is not None:
-            state |= with_prefix("observations/", self._observations.get_state())
+            state.learner.update(with_prefix("observations/", self._observations.get_state()))
         if self._prefetch is not None:  # the older weights
-            state |= self._prefetch.get_state(self._session.step)
-        return state, part
+            state.learner.update(self._prefetch.get_state(self._session.step))
+        return state
 
-    def set_state(
-        self,
-        state: Mapping[str, np.ndarray],
-        parts: Sequence[Mapping[str, np.ndarray]],
-        shards: Sequence[CheckpointShard] = (),
-    ) -> None:
-        """Restores the results of `get_state` of all workers. Raises UserError like `Learner.set_state`."""
-        self._rewards.set_state(under("normalizer/", state))
+    def set_state(self, state: State) -> None:
+        """Restores the state of all workers. Raises UserError like `Learner.set_state`."""
+        self._rewards.set_state(under("normalizer/", state.learner))
         if self._observations is not None:
-            self._observations.set_state(under("observations/", state))
+            self._observations.set_state(under("observations/", state.learner))
         if self._prefetch is not None:
-            self._prefetch.set_state(state)
-        super().set_state(state, parts, shards)
+            self._prefetch.set_state(state.learner)
+        super().set_state(state)
 
     def _forget(self, envs: np.ndarray) -> None:
         super()._forget(envs)

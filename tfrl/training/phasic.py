@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from tfrl.algorithms.ppg import AUXILIARY, Config, PPGAgent
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.experience.rollout import Rollout
 from tfrl.run import files, rng
-from tfrl.run.checkpoint import CheckpointShard, pack_json, unpack_json
+from tfrl.run.checkpoint import State, pack_json, unpack_json
 from tfrl.run.session import Session
 from tfrl.training.learner import MakeAgent
 from tfrl.training.on_policy import OnPolicyLearner
@@ -193,25 +193,21 @@ class PhasicLearner(OnPolicyLearner):
         super().begin()
         self._keep_phases_of(())
 
-    def get_state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def get_state(self) -> State:
         """PPO's state, and the progress of the auxiliary phase."""
-        state, part = super().get_state()
-        state[_STATE] = pack_json({"held": self._held, "parts_done": self._parts_done, "sums": self._sums})
-        return state, part
+        state = super().get_state()
+        progress = {"held": self._held, "parts_done": self._parts_done, "sums": self._sums}
+        state.learner[_STATE] = pack_json(progress)
+        return state
 
-    def set_state(
-        self,
-        state: Mapping[str, np.ndarray],
-        parts: Sequence[Mapping[str, np.ndarray]],
-        shards: Sequence[CheckpointShard] = (),
-    ) -> None:
-        """Restores the result of `get_state`; the rollouts of the phase must be on disk.
+    def set_state(self, state: State) -> None:
+        """Restores the state of all workers; the rollouts of the phase must be on disk.
 
         Files that are newer than the checkpoint are removed, because the run writes them again. Raises
         UserError like `OnPolicyLearner.set_state`, and on all workers if rollouts are missing.
         """
-        super().set_state(state, parts, shards)
-        phase = unpack_json(state[_STATE])
+        super().set_state(state)
+        phase = unpack_json(state.learner[_STATE])
         self._held, self._parts_done, self._sums = phase["held"], phase["parts_done"], phase["sums"]
         first = self._updates.start
         taken = self._session.step + (self._held is not None)
