@@ -5,6 +5,7 @@ import io
 import re
 import shutil
 
+import matplotlib
 import numpy as np
 import pytest
 from made_runs import make_run
@@ -123,13 +124,13 @@ def test_a_run_with_a_name_like_mathematics_is_drawn():
 
     widths = []
 
-    @plots.styled
+    @matplotlib.rc_context(plots.STYLE)
     def draw(title):
-        figure, ax = plots.plt.subplots()
+        figure = plots.Figure()
+        ax = figure.subplots()
         drawn = ax.set_title(title)
         figure.savefig(io.BytesIO())
         widths.append(drawn.get_window_extent().width)
-        return figure
 
     for title in ("cost", "cost2", "cost$2^$"):
         draw(title)

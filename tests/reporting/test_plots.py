@@ -1,11 +1,14 @@
 """Curves against env steps: which lines there are, how far they go, and what they are called."""
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from made_runs import make_run
+from processes import ROOT
 
 from tfrl.algorithms import drac, impala, ppg, ppo
 from tfrl.algorithms.ppo import PRESETS
@@ -44,7 +47,7 @@ def test_titles_of_metrics_stay_beside_each_other(tmp_path):
         ones = np.ones_like(run.progress["env_steps"])
         run.progress.update({f"train/metric_{i}_of_a_long_name": ones for i in range(8)})
     figure = plots.training(runs.group(loaded))
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     panels = [ax for ax in figure.axes if ax.get_title()]
     widths = [ax.title.get_window_extent().width / ax.get_window_extent().width for ax in panels]
     assert len(panels) > 10 and max(widths) < 1.15  # panels are a fifth of their width apart
@@ -69,6 +72,23 @@ def test_a_learning_curve_shows_training_and_evaluations(tmp_path, env, lines):
     before = path.stat().st_mtime_ns
     plots.save_learning_curve(run)
     assert path.stat().st_mtime_ns == before, "nothing new"
+
+
+def test_a_picture_leaves_the_backend_of_a_notebook_and_its_figures(tmp_path):
+    run = make_run(tmp_path, "CartPole-v1", total_steps=40_000, **GYMNASIUM | {"run_name": "run"})
+    code = f"""
+import matplotlib
+matplotlib.use("svg")
+from matplotlib import pyplot
+mine, style = pyplot.figure(), dict(matplotlib.rcParams)
+from pathlib import Path
+from tfrl.reporting import plots, runs
+plots.save_learning_curve(runs.load(Path({str(run)!r})))
+assert matplotlib.get_backend() == "svg"
+assert pyplot.get_fignums() == [mine.number] and dict(matplotlib.rcParams) == style
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+    assert (run / "plots" / "learning_curve.png").is_file()
 
 
 def with_metrics(run, **columns):

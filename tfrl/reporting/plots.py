@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -37,7 +33,7 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (7, 2, 2, 2)), (0, (2, 2)))
 _PUBLISHED_DASHES = {"train": "-", "test": (0, (2, 1.5))}
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "axes.titlesize": 10.5,
     "figure.labelsize": 9.5,
@@ -50,9 +46,9 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.6,
     "figure.constrained_layout.use": True,
-    "savefig.dpi": 110,
     "text.parse_math": False,  # a run may be called 2$^$
 }
+"""The style of all pictures. Nothing here uses pyplot, so the process keeps its own style and backend."""
 _OF_ALL_ALGORITHMS = {
     "rollout/episode_length": "episode length (env steps)",
     "time/env_steps_per_second": "throughput (env steps/s)",
@@ -62,22 +58,6 @@ _FEW_POINTS = 20  # with markers, because a line of one point is invisible
 
 
 # Style
-
-
-FigureT = TypeVar("FigureT", bound=Figure | None)
-
-
-def styled(draw: Callable[..., FigureT]) -> Callable[..., FigureT]:
-    """Draws with this module's style; the process's own style and figures do not change."""
-
-    def drawing(*args: object) -> FigureT:
-        with plt.rc_context(_STYLE):
-            figure = draw(*args)
-        if figure is not None:
-            plt.close(figure)  # pyplot forgets the figure, which can still be saved
-        return figure
-
-    return drawing
 
 
 def line_style(variant: int) -> dict[str, Any]:
@@ -120,7 +100,8 @@ def _panels(count: int, *, width: float, height: float, columns: int) -> tuple[F
     rows = math.ceil(count / columns)
     # A single panel gets more room for its legend.
     size = (max(7.6, width * columns), height * rows + 1.1 + (1.0 if count == 1 else 0.0))
-    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    figure = Figure(figsize=size)
+    axes = figure.subplots(rows, columns, squeeze=False)
     for ax in axes.flat[count:]:
         ax.set_visible(False)
     for ax in axes.flat[:count]:
@@ -133,7 +114,7 @@ def _panels(count: int, *, width: float, height: float, columns: int) -> tuple[F
 # Curves
 
 
-@styled
+@matplotlib.rc_context(STYLE)
 def learning_curves(groups: Sequence[Group]) -> Figure | None:
     """Draws episode return against env steps, one panel for each env, with the published curves."""
     games: dict[tuple[str, str], list[Group]] = {}
@@ -189,7 +170,7 @@ def _draw_seeds(ax: Axes, g: Group, v: int, titles: tuple[str, str]) -> None:
             ax.plot(at[others], alone[others], markersize=3.5, **style)
 
 
-@styled
+@matplotlib.rc_context(STYLE)
 def learning_curve(run: Run) -> Figure:
     """Draws one run: mean reward, longest episode, returns and episode lengths against env steps."""
     panels = {
@@ -232,7 +213,7 @@ def save_learning_curve(run: Run) -> Path:
     return path
 
 
-@styled
+@matplotlib.rc_context(STYLE)
 def training(groups: Sequence[Group]) -> Figure | None:
     """Draws losses, KL, entropy and throughput against env steps, one line for each run."""
     runs, labels = [run for g in groups for run in g.runs], [g.label for g in groups for _ in g.runs]
@@ -277,7 +258,7 @@ def _leave_out_spikes(ax: Axes) -> None:
 # Final scores
 
 
-@styled
+@matplotlib.rc_context(STYLE)
 def final_scores(groups: Sequence[Group]) -> Figure | None:
     """Draws final normalised scores on unseen levels by game, with seeds, intervals and the IQM."""
     names, shared = variants(groups), over_games(groups, ["test"])
@@ -296,7 +277,8 @@ def final_scores(groups: Sequence[Group]) -> Figure | None:
         published = [of_game["test"] for of_game in found] if all(found) else []
         label = _row_label("IQM over games", name, groups)
         rows.append((label, names.index(name), statistics.iqm, scores, published))
-    figure, ax = plt.subplots(figsize=(8.2, 1.7 + 0.48 * len(rows)))
+    figure = Figure(figsize=(8.2, 1.7 + 0.48 * len(rows)))
+    ax = figure.subplots()
     ax.set_yticks(range(len(rows)), [label for label, *_ in rows])
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
