@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 import resnet
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
-from tfrl.cli.streams import console, quiet_start
+from tfrl.cli.streams import quiet_start
 
 _USAGE = "python -m resnet [NAME --layers]"
 
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
             str(cost.features),
             entry.paper,
         )
-    console().print(table)
+    Console().print(table)
     return 0
 
 

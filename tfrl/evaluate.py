@@ -16,7 +16,7 @@ from tfrl.algorithms.acting import SavedPolicy
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import NATURAL
-from tfrl.cli.streams import console, quiet_start
+from tfrl.cli.streams import quiet_start
 from tfrl.config import run_folder
 from tfrl.config.run import EPISODES, RLSettings
 from tfrl.envs import registry
@@ -135,6 +135,7 @@ def _task(config: RLSettings, game: str, options: Options) -> Any:
 def _show(content: dict[str, Any]) -> None:
     """Prints a table without empty columns, such as the levels of envs without levels."""
     from rich import box
+    from rich.console import Console
     from rich.table import Table
 
     rows = []
@@ -163,7 +164,7 @@ def _show(content: dict[str, Any]) -> None:
         table.add_column(name, no_wrap=True, justify="left" if name in ("env", "levels") else "right")
     for row in rows:
         table.add_row(*(row[name] for name in told))
-    console().print(table)
+    Console().print(table)
 
 
 class _Callable(types.ModuleType):

@@ -10,7 +10,6 @@ from pathlib import Path
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import SETTINGS_FILE, is_of
-from tfrl.cli.streams import console
 from tfrl.reporting import runs
 from tfrl.run import files
 from tfrl.run.console import duration
@@ -28,6 +27,7 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Prints the table; returns the exit code."""
     from rich import box
+    from rich.console import Console
     from rich.table import Table
 
     places, _ = flags.parse(Options, arguments, _USAGE, "List the runs in a folder (logs).")
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
             table.add_row(name, str(error))
         except OSError as error:
             table.add_row(name, f"cannot be read: {files.reason(error)}")
-    console(markup=False, emoji=False).print(table)  # names are shown as they are
+    Console(markup=False, emoji=False).print(table)  # names are shown as they are
     return 0
 
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from rich.console import Console
 from rich.table import Table
 
 from tfrl.cli import endings, flags, signals
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import COUNT, NATURAL, nearest
 from tfrl.cli.settings import expand_home
-from tfrl.cli.streams import console, tell
+from tfrl.cli.streams import tell
 from tfrl.config.distributed import how_to_install_ray
 from tfrl.config.run import RLSettings
 from tfrl.experience.episodes import evaluation_columns
@@ -130,7 +131,7 @@ def _conclude(sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
     Raises TrainingError if trials failed, or none has the metric.
     """
     ranked = sorted(outcomes, key=lambda o: -float("inf") if o.value is None else o.value, reverse=True)
-    console().print(_table(sweep.metric, ranked))
+    Console().print(_table(sweep.metric, ranked))
     ended = [each for each in ranked if each.state in ("done", "ended early")]
     good = [each for each in ended if each.value is not None]
     if good:

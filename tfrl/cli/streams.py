@@ -9,14 +9,11 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TextIO
+from typing import IO, TextIO
 
 from tfrl.cli.errors import PeerError, UserError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 # Information and warnings of TensorFlow's C++ log, and its messages about a missing NVIDIA driver.
 _NOISE = re.compile(
@@ -64,18 +61,6 @@ def tell(line: str, stream: TextIO | None = None) -> None:
         print(line, file=stream, flush=True)
 
 
-def once(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Wraps `say` so that each sentence is said once, because the same fault may return for days."""
-    said = set[str]()
-
-    def say_once(sentence: str) -> None:
-        if sentence not in said:
-            said.add(sentence)
-            say(sentence)
-
-    return say_once
-
-
 class Unbreakable:
     """A text stream that ignores a missing reader, and replaces characters that it cannot encode."""
 
@@ -96,19 +81,6 @@ class Unbreakable:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
-
-
-def console(**settings: Any) -> Console:
-    """A console of rich that prints tables on stdout. It raises BrokenPipeError as `print` does; rich itself
-    would end the command with exit code 1.
-    """
-    from rich.console import Console
-
-    class Piped(Console):
-        def on_broken_pipe(self) -> None:
-            raise
-
-    return Piped(**settings)
 
 
 # TensorFlow's noise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import shlex
 import sys
@@ -14,7 +15,7 @@ import numpy as np
 
 from tfrl.cli.errors import EnvError, PeerError, TrainingError, UserError
 from tfrl.cli.settings import SETTINGS_FILE, Settings, to_yaml
-from tfrl.cli.streams import once, surviving
+from tfrl.cli.streams import surviving
 from tfrl.run import files
 from tfrl.run.checkpoint import (
     Checkpoint,
@@ -106,7 +107,7 @@ class Session:
             agree=runtime.all_agree,
         )
         self._saved_at = -1
-        self._warn_once = once(console.warn)
+        self._warn_once = functools.cache(console.warn)  # once: the same fault may return for days
 
     def phase(self, name: str, detail: str = "") -> None:
         """Names the present phase for the display and the other workers.

@@ -6,6 +6,7 @@ It does not touch the training envs or the run's random numbers, so the training
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 
 from tfrl.algorithms.acting import SavedPolicy
 from tfrl.cli.errors import UserError
-from tfrl.cli.streams import once, quiet_start
+from tfrl.cli.streams import quiet_start
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.envs.registry import TRAIN
@@ -147,7 +148,7 @@ class BestPolicy(Callback):
 
     def __init__(self, config: RLSettings, session: Session) -> None:
         self._session = session
-        self._warn = once(session.console.warn)
+        self._warn = functools.cache(session.console.warn)  # each sentence once
 
     def on_evaluation(self, run: RunOfCallback, evaluation: Mapping[str, float]) -> None:
         """Writes `checkpoints/best.npz`, on the chief."""
@@ -190,7 +191,7 @@ class Videos(Callback):
     def __init__(self, config: RLSettings, session: Session) -> None:
         self._config = config
         self._session = session
-        self._warn = once(session.console.warn)
+        self._warn = functools.cache(session.console.warn)  # each sentence once
 
     def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
         """Records if it is time."""
@@ -261,7 +262,7 @@ def follow(config: RLSettings, sleep: Callable[[float], None] = time.sleep) -> i
     events = EventFile(config.run_dir)
     console.message(f"Following the checkpoints in {config.run_dir}.")
     player: SavedPolicy | None = None
-    warn = once(console.warn)
+    warn = functools.cache(console.warn)  # once: the same fault may return for days
     any_checkpoint = not (config.eval_every or config.eval_every_steps)
     evaluated, updates = (0, 0), store.updates()  # updates and env steps
     while not (updates and updates[-1] >= config.num_updates) and not _ended_early(config):

@@ -7,13 +7,14 @@ folder of /proc and /sys.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfrl.cli.streams import once, tell
+from tfrl.cli.streams import tell
 from tfrl.ops.graph import tf
 
 _ROOT = Path("/")
@@ -109,7 +110,7 @@ def one_thread_each(wanted: bool = True) -> None:
         )
 
 
-_warn = once(tell)
+_warn = functools.cache(tell)  # once in a process
 
 
 def map_rows(
