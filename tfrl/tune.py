@@ -19,7 +19,7 @@ from rich.table import Table
 
 from tfrl.cli import endings, flags, signals
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.flags import COUNT, NATURAL, nearest
+from tfrl.cli.flags import COUNT, NATURAL, SEVERAL, nearest
 from tfrl.cli.settings import expand_home
 from tfrl.cli.streams import tell
 from tfrl.config.distributed import how_to_install_ray
@@ -41,9 +41,9 @@ _PLAN_FILE = "sweep.json"
 class Options:
     """The sweep."""
 
-    grid: str | None = None
+    grid: SEVERAL = ()
     """NAME=a,b,c: trials with each of these values of a setting."""
-    sample: str | None = None
+    sample: SEVERAL = ()
     """NAME=uniform:a,b or loguniform:a,b or choice:a,b,c: draw a value of a setting for each trial."""
     scheduler: Literal["none", "asha", "pbt"] = "none"
     """asha: end poor trials early; pbt: give them good trials' weights. Both need --eval-every after --."""
@@ -86,9 +86,8 @@ def main(arguments: Sequence[str]) -> int:
 def _read(arguments: Sequence[str]) -> tuple[Options, Sweep]:
     """The sweep's own flags, and the sweep with its trials. Raises UserError."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    mine, trials = list(arguments[:end]), arguments[end + 1 :]
-    grids, samples = ([t.partition("=")[2] for t in flags.take(mine, [n])] for n in ("--grid", "--sample"))
-    words, options = flags.parse(Options, mine, _USAGE, _SUMMARY)
+    trials = arguments[end + 1 :]
+    words, options = flags.parse(Options, arguments[:end], _USAGE, _SUMMARY)
     if words:
         raise UserError(f"{words[0]!r} is not a flag; usage: {_EXAMPLE}")
     if not trials:
@@ -96,9 +95,9 @@ def _read(arguments: Sequence[str]) -> tuple[Options, Sweep]:
     sweep = plan(
         trials[0],
         trials[1:],
-        grids=grids,
-        samples=samples,
-        trials=options.trials or (8 if samples else 1),
+        grids=options.grid,
+        samples=options.sample,
+        trials=options.trials or (8 if options.sample else 1),
         seed=options.seed,
         scheduler=options.scheduler,
         metric=options.metric,

@@ -16,6 +16,7 @@ class Options:
     size: int | None = None
     end: None | float = None
     shape: Literal["step", "linear"] | None = None
+    point: flags.SEVERAL = ()
     either: typing.Optional[Literal["a"]] = None  # noqa: UP045 - what `Literal | None` is on some versions
 
 
@@ -28,10 +29,12 @@ KINDS = typing.get_type_hints(Options)
         (["--shape", "linear"], {"shape": "linear"}),
         (["--shape", "none"], {"shape": None}),
         (["--either=a", "--size", "1e3"], {"either": "a", "size": 1000}),
+        (["--point", "a=1", "--size=2", "--point=b=none"], {"point": ("a=1", "b=none"), "size": 2}),
         (["--end", "1e3", "--size", "None"], {"end": 1000.0, "size": None}),
     ],
 )
-def test_a_setting_of_any_type_may_be_none(arguments, values):
+def test_flags_are_read_by_their_types(arguments, values):
+    """A setting of any type may be none."""
     assert flags.read_flags(KINDS, {}, arguments) == values
 
 

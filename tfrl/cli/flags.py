@@ -13,7 +13,7 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -99,6 +99,10 @@ def _convert(value: Any, kind: type) -> Any:
     return converted
 
 
+SEVERAL = tuple[str, ...]
+"""The type of a flag that may be given several times, with a text each time."""
+
+
 def is_switch(kind: Any) -> bool:
     """True for the type of a flag without a value, `--name` or `--no-name`."""
     return kind is bool or kind == bool | None
@@ -113,7 +117,7 @@ def read_flags(
     """The settings in `argv` by field name. If a flag is given twice, the last one counts.
 
     Args:
-      kinds: the type of every field.
+      kinds: the type of every field. All values of a flag of type SEVERAL count.
       aliases: further names of fields.
       argv: the arguments.
       words: gets the arguments that are neither flags nor values; None: such arguments are refused.
@@ -140,7 +144,10 @@ def read_flags(
                 if not tokens or tokens[-1].startswith("--"):
                     raise UserError(f"{spelled} needs a value.")
                 text = tokens.pop()
-            values[name] = coerce(text, kinds[name], spelled)
+            if kinds[name] == SEVERAL:
+                values[name] = (*values.get(name, ()), text)
+            else:
+                values[name] = coerce(text, kinds[name], spelled)
     return values
 
 
@@ -273,31 +280,13 @@ def parse(options: type[Options], argv: Sequence[str], usage: str, summary: str)
     if any(token in ("-h", "--help") for token in argv):
         import tyro
 
-        tyro.cli(options, prog=usage, description=summary, args=["--help"])
+        config = (tyro.conf.UseAppendAction,)
+        tyro.cli(options, prog=usage, description=summary, args=["--help"], config=config)
     kinds = typing.get_type_hints(options)
     words: list[str] = []
     given = options(**read_flags(kinds, {}, argv, words))
     check_ranges(given)
     return words, given
-
-
-def take(argv: list[str], names: Collection[str]) -> list[str]:
-    """Removes the named flags from `argv`, and returns each as `--name=value`.
-
-    A flag that lacks its value is returned as it is, and `parse` refuses it.
-    """
-    taken, rest = [], []
-    tokens = list(reversed(argv))
-    while tokens:
-        token = tokens.pop()
-        if token.partition("=")[0] not in names:
-            rest.append(token)
-        elif "=" in token or not tokens or tokens[-1].startswith("--"):
-            taken.append(token)
-        else:
-            taken.append(f"{token}={tokens.pop()}")
-    argv[:] = rest
-    return taken
 
 
 def one(words: Sequence[str], what: str, usage: str) -> str:
