@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -10,7 +11,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -75,8 +76,8 @@ def save(
     files.make_folder(path.parent)
     with files.replacing(path) as staged:
         staged.touch()  # raises a better error than the encoder
-        with Writer(staged, fps=frames_per_second(task)) as writer:
-            grid = Grid(options, writer.append, probabilities, tile)
+        with writing(staged, fps=frames_per_second(task)) as append:
+            grid = Grid(options, append, probabilities, tile)
             _play(player, task, options, grid, broken_off=lambda: False)
 
 
@@ -120,49 +121,36 @@ def ffmpeg() -> str:
     return os.environ.get("IMAGEIO_FFMPEG_EXE") or next(iter(bundled), "ffmpeg")
 
 
-class Writer:
-    """Writes frames uint8 [H, W, 3] of one size to an mp4 (H.264) or gif file; use it in a `with`.
+@contextlib.contextmanager
+def writing(path: Path, *, fps: float) -> Iterator[Callable[[np.ndarray], None]]:
+    """Gives a function that adds a frame uint8 [H, W, 3] to an mp4 (H.264) or gif file.
 
-    H and W are even for an mp4. Raises OSError with ffmpeg's last line if the file cannot be written.
+    All frames have one size; H and W are even for an mp4. Raises OSError with ffmpeg's last line if the file
+    cannot be written.
     """
+    # Each frame comes with its size, so that ffmpeg can start before the first one.
+    command = [ffmpeg(), *["-loglevel", "error", "-y", "-f", "image2pipe", "-c:v", "ppm"]]
+    command += ["-r", str(fps), "-i", "-", *_ENCODERS[path.suffix].split(), str(path)]
+    pipe = subprocess.PIPE
+    try:
+        # In its own session, so that a Ctrl-C reaches only the trainer, which ends the video.
+        process = subprocess.Popen(command, stdin=pipe, stderr=pipe, start_new_session=True)
+    except FileNotFoundError:
+        raise OSError(errno.ENOENT, "there is no ffmpeg to write videos with") from None
 
-    def __init__(self, path: Path, *, fps: float) -> None:
-        self._path = path
-        self._fps = fps
-        self._process: subprocess.Popen[bytes] | None = None
+    def append(frame: np.ndarray) -> None:
+        assert process.stdin is not None
+        process.stdin.write(b"P6 %d %d 255\n" % (frame.shape[1], frame.shape[0]))
+        process.stdin.write(np.ascontiguousarray(frame).data)
 
-    def append(self, frame: np.ndarray) -> None:
-        """Adds a frame; the first one starts ffmpeg."""
-        if self._process is None:
-            size = f"{frame.shape[1]}x{frame.shape[0]}"
-            command = [ffmpeg(), *["-loglevel", "error", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24"]]
-            command = [*command, "-s", size, "-r", str(self._fps), "-i", "-"]
-            command += [*_ENCODERS[self._path.suffix].split(), str(self._path)]
-            pipe = subprocess.PIPE
-            try:
-                # In its own session, so that a Ctrl-C reaches only the trainer, which ends the video.
-                self._process = subprocess.Popen(command, stdin=pipe, stderr=pipe, start_new_session=True)
-            except FileNotFoundError:
-                raise OSError(errno.ENOENT, "there is no ffmpeg to write videos with") from None
-        try:
-            if self._process.stdin is not None:
-                self._process.stdin.write(np.ascontiguousarray(frame).data)
-        except BrokenPipeError:
-            self._close()
-
-    def _close(self) -> None:
-        if self._process is None or self._process.returncode is not None:
-            return
-        said = self._process.communicate()[1].decode(errors="replace").strip()
-        if self._process.returncode:
-            last = said.splitlines()[-1] if said else f"ffmpeg ended with {self._process.returncode}"
-            raise files.told_in(said) or OSError(errno.EIO, last)
-
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
+    try:
+        with contextlib.suppress(BrokenPipeError):  # ffmpeg has ended, and says why
+            yield append
+    finally:
+        said = process.communicate()[1].decode(errors="replace").strip()
+    if process.returncode:
+        last = said.splitlines()[-1] if said else f"ffmpeg ended with {process.returncode}"
+        raise files.told_in(said) or OSError(errno.EIO, last)
 
 
 class Window:
