@@ -112,6 +112,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 class Config(Run, Learning, Task, settings.Settings):
     """All settings of a run. One field a flag. `parse` gives checked ones with `run_name` filled in."""
 
+    algorithm: ClassVar[str] = "resnet"
     sections: ClassVar[tuple[type, ...]] = (Task, Learning, settings.Hardware, Run)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = {

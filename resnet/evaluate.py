@@ -12,7 +12,7 @@ import numpy as np
 from resnet.config import from_yaml
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import SETTINGS_FILE, is_of
+from tfrl.cli.settings import SETTINGS_FILE, algorithm_of
 from tfrl.cli.streams import quiet_start, tell
 from tfrl.run.checkpoint import CheckpointStore
 
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     """Prints the accuracy on the whole test set; returns the exit code."""
     words, _ = flags.parse(Options, arguments, _USAGE, "Test the newest checkpoint of a supervised run.")
     run = Path(flags.one(words, "run's folder", _USAGE))
-    if not is_of(run, "dataset"):
+    if algorithm_of(run / SETTINGS_FILE) != "resnet":
         raise UserError(f"{run} is not the folder of a run of resnet.train.")
     config = dataclasses.replace(from_yaml(run / SETTINGS_FILE), strategy="one-device", replicas=0)
     store = CheckpointStore(run / "checkpoints", keep=1)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import SETTINGS_FILE, is_of
+from tfrl.cli.settings import SETTINGS_FILE, algorithm_of
 from tfrl.reporting import runs
 from tfrl.run import files
 from tfrl.run.console import duration
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
 
     places, _ = flags.parse(Options, arguments, _USAGE, "List the runs in a folder (logs).")
     folder = Path(flags.one(places or ["logs"], "folder of runs", _USAGE))
-    found = [path for path in _runs(folder) if not is_of(path, "dataset")]
+    found = [path for path in _runs(folder) if algorithm_of(path / SETTINGS_FILE) != "resnet"]
     if not found:
         raise UserError(f"there is no run in {folder} or in a folder below.")
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)

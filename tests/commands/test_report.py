@@ -309,19 +309,21 @@ def test_a_command_ends_with_one_sentence_and_exit_code_2_before_tensorflow(tmp_
     assert [line for line in done.stderr.splitlines() if line.startswith("error:")]
 
 
-def supervised_run(folder):
+def supervised_run(folder, *, older=False):
     config = supervised.Config(logdir=str(folder))
     config.run_dir.mkdir(parents=True)
-    (config.run_dir / "config.yaml").write_text(to_yaml(config))
+    text = to_yaml(config)
+    (config.run_dir / "config.yaml").write_text(text.replace("algorithm: resnet\n", "") if older else text)
     return config.run_dir
 
 
+@pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_supervised_run_is_named_as_one(tmp_path, command):
+def test_a_supervised_run_is_named_as_one(tmp_path, command, older):
     with pytest.raises(
         UserError, match="is a run of resnet.train; evaluate it with python -m resnet.evaluate"
     ):
-        importlib.import_module(f"tfrl.{command}").main([str(supervised_run(tmp_path))])
+        importlib.import_module(f"tfrl.{command}").main([str(supervised_run(tmp_path, older=older))])
 
 
 def test_a_supervised_run_beside_others_is_skipped(tmp_path):

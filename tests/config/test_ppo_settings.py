@@ -186,9 +186,12 @@ def test_replicas_have_their_share_of_a_minibatch():
 def test_a_file_of_another_trainer_is_refused(tmp_path):
     path = tmp_path / "config.yaml"
     of_dqn = "algorithm: dqn  # what follows is its own\npreset: cartpole\ntau: 0.1\n"
-    for text, named in ((of_dqn, "dqn"), ("algorithm: resnet\n", "resnet")):
+    for text, named, command in (
+        (of_dqn, "dqn", "tfrl dqn"),
+        (to_yaml(supervised.Config()), "resnet", "resnet.train"),
+    ):
         path.write_text(text)
-        sentence = f"{path} has settings of {named}, not of ppo; use python -m tfrl {named}."
+        sentence = f"{path} has settings of {named}, not of ppo; use python -m {command}."
         assert refusal(READER.parse, ["--config", str(path)]) == sentence
         assert refusal(parse, ["--config", str(path)]) == sentence
     known = f"there is no algorithm {named!r}; known: ppo_procgen, {', '.join(settings.ALGORITHMS)}."
@@ -200,7 +203,9 @@ def test_a_file_without_an_algorithm_is_read_as_ppos(tmp_path):
     path.write_text(to_yaml(parse(["--lr", "1e-4"])).replace("algorithm: ppo\n", ""))
     assert settings.from_yaml(path) == parse(["--lr", "1e-4"])
     path.write_text("algorithm: ppo\n")
-    assert "has settings of ppo, not of" in refusal(supervised.parse, ["--config", str(path)])
+    assert "has settings of ppo, not of resnet; use python -m tfrl ppo" in refusal(
+        supervised.parse, ["--config", str(path)]
+    )
 
 
 def test_a_gymnasium_env_is_known_without_tensorflow():

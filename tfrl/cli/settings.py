@@ -133,7 +133,7 @@ class Settings(Run, Hardware, ABC):
     """The settings of every trainer; a base for a frozen dataclass of flags.
 
     Attributes:
-      algorithm: the name that config.yaml begins with; None: the supervised trainer, whose files have none.
+      algorithm: the name that config.yaml begins with; "resnet" is the supervised trainer.
       sections: dataclasses that together have all fields: the groups of --help. The text under a field is its
         help.
       presets: by name, what each preset changes in the defaults.
@@ -142,7 +142,7 @@ class Settings(Run, Hardware, ABC):
       step_name: the name of one step in messages; a checkpoint has its number.
     """
 
-    algorithm: ClassVar[str | None] = None
+    algorithm: ClassVar[str]
     sections: ClassVar[tuple[type, ...]]
     presets: ClassVar[Mapping[str, Mapping[str, Any]]]
     preset_summaries: ClassVar[Mapping[str, str]] = {}
@@ -307,10 +307,8 @@ class Reader(Generic[SettingsT]):
         named, mine = algorithm_of(Path(path)), self.kind.algorithm
         # Before a setting that only the other algorithm has would be called unknown.
         if named not in (None, mine):
-            raise UserError(
-                f"{path} has settings of {named}, not of {mine or 'this trainer'}; use python -m tfrl "
-                f"{named}."
-            )
+            command = "resnet.train" if named == "resnet" else f"tfrl {named}"
+            raise UserError(f"{path} has settings of {named}, not of {mine}; use python -m {command}.")
         values = read_yaml(self._kinds | {"algorithm": str}, self.kind.aliases, path)
         values.pop("algorithm", None)
         return values
@@ -395,8 +393,7 @@ class Reader(Generic[SettingsT]):
 
 def to_yaml(config: Settings) -> str:
     """The settings as YAML with their help as comments. `Reader.from_yaml` reads back equal settings."""
-    lines = [f"algorithm: {config.algorithm}\n"] if config.algorithm else []
-    lines.append(f"{_WRITTEN_BY}{__version__}\n")
+    lines = [f"algorithm: {config.algorithm}\n", f"{_WRITTEN_BY}{__version__}\n"]
     texts = _help_of_fields(type(config))
     for name, value in dataclasses.asdict(config).items():
         comment = textwrap.wrap(texts.get(name, ""), _COMMENT_WIDTH, break_on_hyphens=False)
@@ -416,20 +413,13 @@ def algorithm_of(path: Path) -> str | None:
     """The algorithm that a settings file names; None if it names none or cannot be read."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        named = next((line for line in lines if line.startswith("algorithm:")), "")
+        # Older files of the supervised trainer name none, but have a dataset.
+        older = "algorithm: resnet" if any(line.startswith("dataset:") for line in lines) else ""
+        named = next((line for line in lines if line.startswith("algorithm:")), older)
         algorithm = (yaml.safe_load(named) or {}).get("algorithm")
         return None if algorithm is None else str(algorithm)
     except (OSError, yaml.YAMLError):
         return None
-
-
-def is_of(run: Path, setting: str) -> bool:
-    """True if the folder's run is of the trainer with this setting: "env" is tfrl's, "dataset" resnet's."""
-    try:
-        lines = (run / SETTINGS_FILE).read_text(errors="replace").splitlines()
-    except OSError:
-        return False
-    return any(line.startswith(f"{setting}:") for line in lines)
 
 
 @functools.cache

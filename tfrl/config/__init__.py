@@ -8,10 +8,9 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfrl.cli import settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import field_types, nearest
-from tfrl.cli.settings import SETTINGS_FILE, NoResult, Reader, Settings, is_of
+from tfrl.cli.settings import SETTINGS_FILE, NoResult, Reader, Settings, algorithm_of
 from tfrl.envs import callables, registry
 
 if TYPE_CHECKING:
@@ -74,14 +73,9 @@ def _with_own(kind: type[Settings], title: str) -> tuple[type, ...]:
     return (kind.sections[0], section, *kind.sections[1:])
 
 
-def algorithm_of(path: Path) -> str:
-    """The algorithm of a config.yaml; PPO if it names none."""
-    return settings.algorithm_of(path) or "ppo"
-
-
 def from_yaml(path: Path) -> RLSettings:
-    """The settings of a run of any algorithm, unchecked. Raises UserError."""
-    return reader(algorithm_of(path)).from_yaml(path)
+    """The settings of a run of any algorithm, unchecked; PPO's if the file names none. Raises UserError."""
+    return reader(algorithm_of(path) or "ppo").from_yaml(path)
 
 
 def run_folder(word: str) -> Path:
@@ -103,7 +97,7 @@ def of_run(path: Path) -> RLSettings:
             f"{path} is not the folder of a run: it has no {SETTINGS_FILE}; python -m tfrl.status lists "
             "the runs."
         )
-    if is_of(path, "dataset"):
+    if algorithm_of(path / SETTINGS_FILE) == "resnet":
         raise UserError(f"{path} is a run of resnet.train; evaluate it with python -m resnet.evaluate.")
     registry.remember_facts(path)
     config = from_yaml(path / SETTINGS_FILE)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeGuard
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import TIMEOUT, Range
-from tfrl.cli.settings import SETTINGS_FILE, NoResult
-from tfrl.config import algorithm_of, from_yaml
+from tfrl.cli.settings import SETTINGS_FILE, NoResult, algorithm_of
+from tfrl.config import from_yaml
 from tfrl.config.run import Hardware, RLSettings, Run, ScheduledLearning
 
 if TYPE_CHECKING:

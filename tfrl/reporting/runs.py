@@ -15,7 +15,7 @@ import numpy as np
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
-from tfrl.cli.settings import SETTINGS_FILE, is_of
+from tfrl.cli.settings import SETTINGS_FILE, algorithm_of
 from tfrl.config import hyperparameters, of_run
 from tfrl.config.run import RLSettings, Task
 from tfrl.envs.published import normalized_return, published_curve
@@ -150,11 +150,12 @@ def find(paths: Iterable[Path]) -> list[Path]:
             found.append(path)
             continue
         below = sorted({file.parent for file in path.glob(f"*/{SETTINGS_FILE}")} - {path / "export"})
-        if below and all(is_of(run, "dataset") for run in below):
-            raise UserError(f"there are only runs of resnet.train in {path}.")
         if not below:
             raise UserError(f"there is no run in {path}: no {SETTINGS_FILE} there or in a folder below.")
-        found += [run for run in below if not is_of(run, "dataset")]
+        ours = [run for run in below if algorithm_of(run / SETTINGS_FILE) != "resnet"]
+        if not ours:
+            raise UserError(f"there are only runs of resnet.train in {path}.")
+        found += ours
     return list(dict.fromkeys(found))
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from tfrl.cli.errors import PeerError, UserError
 from tfrl.cli.flags import flag
-from tfrl.cli.settings import SETTINGS_FILE, Settings, SettingsT, is_of, is_of_earlier_version
+from tfrl.cli.settings import SETTINGS_FILE, Settings, SettingsT, algorithm_of, is_of_earlier_version
 from tfrl.cli.streams import tell
 from tfrl.run import files
 from tfrl.run.checkpoint import CheckpointStore
@@ -71,7 +71,8 @@ def check_run(config: SettingsT, read: Callable[[Path], SettingsT]) -> SettingsT
             f"{run} holds a run without its {SETTINGS_FILE}, so the run cannot be resumed; choose another "
             "--run-name."
         )
-    if any(is_of(run, mark) and not hasattr(config, mark) for mark in ("env", "dataset")):
+    named = algorithm_of(run / SETTINGS_FILE)
+    if named and (named == "resnet") != (config.algorithm == "resnet"):
         raise UserError(f"{run} holds a run of another trainer; choose another --run-name.")
     existing = read(run / SETTINGS_FILE)
     if is_of_earlier_version(run / SETTINGS_FILE):
