@@ -130,6 +130,32 @@ def test_a_users_algorithm_without_a_kl_refuses_to_end_an_update_by_it(tmp_path)
         train(tmp_path, "kl", target_kl=0.1)
 
 
+class ColumnPPO(ppo.PPOAgent):
+    """Its losses are a column [n, 1]."""
+
+    def _losses(self, weights, samples, index):
+        loss, metrics, ratio = super()._losses(weights, samples, index)
+        return loss[:, None], metrics, ratio
+
+
+class ColumnDQN(dqn.DQNAgent):
+    """Its targets are a column, so that its losses are a square."""
+
+    def td_losses(self, qs, target, rows):
+        return super().td_losses(qs, target[:, None], rows)
+
+
+@pytest.mark.parametrize(("algorithm", "shape"), [(ColumnPPO, r"\(\d+, 1\)"), (ColumnDQN, r"\(8, 8\)")])
+def test_losses_that_are_not_one_number_for_each_sample_are_refused(algorithm, shape, tmp_path):
+    few = {"total_steps": 64, "num_envs": 1, "hidden": (8,)}
+    if algorithm is ColumnPPO:
+        few |= {"num_steps": 32, "num_minibatches": 1}
+    else:
+        few |= {"iteration_steps": 32, "learning_starts": 16, "batch_size": 8}
+    with pytest.raises(ValueError, match=f"a loss has the shape {shape}, and it must have one number for"):
+        tfrl.train(algorithm, env="CartPole-v1", logdir=tmp_path, run_name="r", **few)
+
+
 @pytest.mark.long
 def test_a_users_algorithm_takes_memory(tmp_path):
     run = train(tmp_path, "lstm", memory="lstm", memory_size=16, total_steps=256)

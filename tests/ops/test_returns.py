@@ -99,23 +99,6 @@ def test_later_episodes_do_not_change_earlier_returns():
     np.testing.assert_array_equal(before[:6], after[:6])
 
 
-@pytest.mark.parametrize("wrong", ["rewards", "discounts", "values", "last_value"])
-def test_wrong_shapes_are_refused(wrong):
-    shapes = {"rewards": (6, 3), "discounts": (6, 3), "values": (6, 3), "last_value": (3,)}
-    shapes[wrong] = (5, 3) if wrong != "last_value" else (4,)
-    with pytest.raises(ValueError, match="[Ss]hape"):
-        gae(*(np.zeros(shape) for shape in shapes.values()), lam=0.9)
-
-
-@pytest.mark.parametrize("wrong", ["rewards", "first", "truncated", "final_values"])
-def test_wrong_shapes_of_episode_ends_are_refused(wrong):
-    arrays = {name: np.zeros((6, 3), bool) for name in ("first", "truncated")}
-    arrays |= {name: np.zeros((6, 3)) for name in ("rewards", "final_values")}
-    arrays[wrong] = arrays[wrong][:, :1]
-    with pytest.raises(ValueError, match="[Ss]hape"):
-        rewards_and_discounts(**arrays, gamma=0.9)
-
-
 def old_gae(rewards, values, last_value, first, gamma, lam):
     """As runs began before truncation was known: they go on with the same bits."""
     discounts = gamma * (1.0 - tf.cast(first, rewards.dtype))

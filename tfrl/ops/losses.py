@@ -19,9 +19,6 @@ def clipped_surrogate(ratio: tf.Tensor, advantage: tf.Tensor, clip_ratio: float)
 
     `ratio` is rho = pi(a|o) / pi_old(a|o), and `clip_ratio` is eps.
     """
-    ratio, advantage = tf.convert_to_tensor(ratio), tf.convert_to_tensor(advantage)
-    ratio.shape.assert_has_rank(1)
-    advantage.shape.assert_is_compatible_with(ratio.shape)
     clipped = tf.clip_by_value(ratio, 1.0 - clip_ratio, 1.0 + clip_ratio)
     return -tf.minimum(ratio * advantage, clipped * advantage)
 
@@ -33,17 +30,11 @@ def policy_gradient(log_prob: tf.Tensor, advantage: tf.Tensor) -> tf.Tensor:
 
     `log_prob` is that of the policy that learns; the advantage is a constant here.
     """
-    log_prob, advantage = tf.convert_to_tensor(log_prob), tf.convert_to_tensor(advantage)
-    log_prob.shape.assert_has_rank(1)
-    advantage.shape.assert_is_compatible_with(log_prob.shape)
     return -log_prob * tf.stop_gradient(advantage)
 
 
 def value_error(value: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
     """Half the squared error."""
-    value, target = tf.convert_to_tensor(value), tf.convert_to_tensor(target)
-    value.shape.assert_has_rank(1)
-    target.shape.assert_is_compatible_with(value.shape)
     return 0.5 * tf.square(value - target)
 
 
@@ -57,9 +48,6 @@ def huber_value_error(value: tf.Tensor, target: tf.Tensor, delta: float = 1.0) -
 
     V is `value`, and R is `target`; `delta` is in the units of the value.
     """
-    value, target = tf.convert_to_tensor(value), tf.convert_to_tensor(target)
-    value.shape.assert_has_rank(1)
-    target.shape.assert_is_compatible_with(value.shape)
     distance = tf.abs(value - target)
     within = tf.minimum(distance, delta)
     return 0.5 * tf.square(within) + delta * (distance - within)
@@ -104,8 +92,5 @@ def categorical_kl(logits_p: tf.Tensor, logits_q: tf.Tensor) -> tf.Tensor:
     It is computed in float64, because vectorised exponentials round a number by its place in the batch. The
     logits are float [B, A], and the result has the dtype of `logits_q`. Gradients flow to both.
     """
-    logits_p, logits_q = tf.convert_to_tensor(logits_p), tf.convert_to_tensor(logits_q)
-    logits_p.shape.assert_has_rank(2)
-    logits_q.shape.assert_is_compatible_with(logits_p.shape)
     log_p, log_q = (tf.nn.log_softmax(tf.cast(x, tf.float64)) for x in (logits_p, logits_q))
     return tf.cast(tf.reduce_sum(tf.exp(log_p) * (log_p - log_q), axis=-1), logits_q.dtype)

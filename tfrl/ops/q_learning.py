@@ -55,10 +55,6 @@ def td_target(reward: tf.Tensor, discount: tf.Tensor, next_value: tf.Tensor) -> 
 
     With V(o') = Q'(o', mu'(o')) it is DDPG's (Lillicrap et al. 2016, arXiv:1509.02971, algorithm 1).
     """
-    reward, discount, next_value = map(tf.convert_to_tensor, (reward, discount, next_value))
-    reward.shape.assert_has_rank(1)
-    discount.shape.assert_is_compatible_with(reward.shape)
-    next_value.shape.assert_is_compatible_with(reward.shape)
     return tf.stop_gradient(reward + discount * next_value)
 
 
@@ -77,8 +73,6 @@ def double_q_learning_target(
 
     `next_q` is Q'(o', a), which values the action, and `next_q_online` is Q(o', a), which chooses it; [B, A].
     """
-    next_q, next_q_online = tf.convert_to_tensor(next_q), tf.convert_to_tensor(next_q_online)
-    next_q_online.shape.assert_is_compatible_with(next_q.shape)
     return td_target(reward, discount, taken_q(next_q, tf.argmax(next_q_online, axis=-1)))
 
 
@@ -115,9 +109,6 @@ def discrete_soft_value(qs: tf.Tensor, log_probs: tf.Tensor, alpha: tf.Tensor) -
 
 def dueling(value: tf.Tensor, advantages: tf.Tensor) -> tf.Tensor:
     """Q(o, a) = V(o) + A(o, a) - mean_a' A(o, a') (Wang et al. 2016, arXiv:1511.06581, eq. 9), [B, A]."""
-    value, advantages = tf.convert_to_tensor(value), tf.convert_to_tensor(advantages)
-    advantages.shape.assert_has_rank(2)
-    value.shape.assert_is_compatible_with(advantages.shape[:1])
     return value[:, None] + advantages - tf.reduce_mean(advantages, axis=-1, keepdims=True)
 
 
@@ -138,10 +129,6 @@ def td_loss(
         section 3.4), or 1.
       huber_delta: the loss is linear for larger errors; None: half the square.
     """
-    q = tf.convert_to_tensor(q)
-    weight = tf.convert_to_tensor(weight, q.dtype)
-    if weight.shape.rank:
-        weight.shape.assert_is_compatible_with(q.shape)
     error = value_error(q, target) if huber_delta is None else huber_value_error(q, target, huber_delta)
     return weight * error
 

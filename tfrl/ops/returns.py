@@ -35,10 +35,6 @@ def rewards_and_discounts(
     Returns:
       Rewards, which change only where an episode was truncated, and discounts.
     """
-    rewards, first, truncated, final_values = map(
-        tf.convert_to_tensor, (rewards, first, truncated, final_values)
-    )
-    _check_shapes(rewards, first, truncated, final_values)
     discounts = gamma * (1.0 - tf.cast(first, rewards.dtype))
     return tf.where(truncated, rewards + gamma * final_values, rewards), discounts
 
@@ -54,10 +50,6 @@ def gae(
     `lam` 0 gives one-step errors, 1 gives Monte-Carlo returns minus values. Returns the advantages A_t, and
     the value targets A_t + V_t, which are the lambda-returns.
     """
-    rewards, discounts, values, last_value = map(
-        tf.convert_to_tensor, (rewards, discounts, values, last_value)
-    )
-    _check_shapes(rewards, discounts, values, last=last_value)
     deltas = rewards + discounts * _following(values, last_value) - values
     advantages = _scan_back(
         lambda later, delta, discount: delta + lam * discount * later,
@@ -100,10 +92,8 @@ def vtrace(
       Advantages A_t, which contain rho_t, and value targets v_t, both without gradients.
     """
     log_ratios, rewards, discounts, values, last_value = (
-        tf.stop_gradient(tf.convert_to_tensor(x))
-        for x in (log_ratios, rewards, discounts, values, last_value)
+        tf.stop_gradient(x) for x in (log_ratios, rewards, discounts, values, last_value)
     )
-    _check_shapes(rewards, log_ratios, discounts, values, last=last_value)
     # Vectorised exponentials round a number by its place in the batch; rounded from float64, they do not.
     ratios = tf.cast(tf.exp(tf.cast(log_ratios, tf.float64)), rewards.dtype)
     rhos, traces = tf.minimum(ratios, rho_bar), lam * tf.minimum(ratios, c_bar)
@@ -116,15 +106,6 @@ def vtrace(
     next_errors = _following(errors, tf.zeros_like(last_value))
     advantages = rhos * (rewards + discounts * (next_values + lam * next_errors) - values)
     return advantages, errors + values
-
-
-def _check_shapes(rewards: tf.Tensor, *others: tf.Tensor, last: tf.Tensor | None = None) -> None:
-    """Refuses shapes that would broadcast: `rewards` and `others` are [T, B], `last` is [B]."""
-    rewards.shape.assert_has_rank(2)
-    for other in others:
-        other.shape.assert_is_compatible_with(rewards.shape)
-    if last is not None:
-        last.shape.assert_is_compatible_with(rewards.shape[1:])
 
 
 def _following(x: tf.Tensor, last: tf.Tensor) -> tf.Tensor:

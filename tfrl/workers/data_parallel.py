@@ -270,6 +270,11 @@ class DataParallel:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(learned)
             losses, metrics, errors, moved = step.loss(weights, rows, shared)
+            if losses.shape.rank not in (1, None):
+                raise ValueError(
+                    f"a loss has the shape {losses.shape}, and it must have one number for each sample, [n]: "
+                    "arrays [n, 1] and [n] may have been added"
+                )
             # Divided by the rows of the global batch, because gradients are summed over replicas.
             loss = tf.reduce_sum(losses) / step.batch_rows
         gradients = tape.gradient(loss, learned)
