@@ -210,14 +210,3 @@ def test_images_of_other_shapes_are_augmented(name, seeds):
     else:
         assert ((found == boards) | (found == 0)).all()
         assert (found != boards).any()
-
-
-def test_what_does_not_fit_is_refused(seeds):
-    with pytest.raises(ValueError, match="square"):
-        AUGMENTATIONS["rotate"](np.zeros((2, 10, 5, 1), np.uint8), seeds[:2])
-    for name in ("grayscale", "cutout-color", "color-jitter"):
-        with pytest.raises(ValueError, match="3 channels"):
-            AUGMENTATIONS[name](np.zeros((2, 8, 8, 1), np.uint8), seeds[:2])
-    for augment in AUGMENTATIONS.values():
-        with pytest.raises(ValueError, match="uint8"):
-            augment(np.zeros((2, 8, 8, 3), np.float32), seeds[:2])

@@ -3,7 +3,7 @@
 The eight augmentations are those of the appendix. Each takes images uint8 [B, H, W, C] and seeds int32
 [B, 2], and returns images of the same shape and dtype. The bits of result i depend only on images[i] and
 seeds[i]. Sizes are those of the authors' code for 64 x 64 pixels, in proportion for others. `grayscale`,
-`cutout_color` and `color_jitter` need C = 3, `rotate` H = W; ValueError otherwise.
+`cutout_color` and `color_jitter` need C = 3, `rotate` H = W (`tfrl.algorithms.drac.fitting`).
 
 All are compiled by XLA, which makes one loop over the pixels of dozens of operations. That takes a second or
 two at the first call of each shape.
@@ -37,7 +37,7 @@ _HUE_SHIFT = 0.5 * 255 / 360  # the greatest, in turns
 @_compiled
 def crop(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """Moves by up to 12 pixels in each direction; the edges are repeated."""
-    height, width, channels = _check(images)
+    _, height, width, channels = images.shape
     rows, columns = _shifted(seeds, 0, height), _shifted(seeds, 1, width)
     places = rows[:, :, None] * width + columns[:, None, :]
     return tf.gather(tf.reshape(images, (-1, height * width, channels)), places, batch_dims=1)
@@ -47,7 +47,6 @@ def crop(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
 def grayscale(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """Three equal channels, 0.299 R + 0.587 G + 0.114 B; the seeds are not used."""
     del seeds
-    _check(images, colors=True)
     channels = tf.unstack(tf.cast(images, tf.int32), axis=-1)
     grey = (sum(w * x for w, x in zip(_GREY, channels, strict=True)) + 500) // 1000
     return tf.repeat(tf.cast(grey, tf.uint8)[..., None], 3, axis=-1)
@@ -62,7 +61,6 @@ def cutout(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
 @_compiled
 def cutout_color(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """A box as of `cutout`, in a random colour."""
-    _check(images, colors=True)
     color = tf.cast(tf.floor(256.0 * uniforms(seeds, 5)[:, 2:]), tf.uint8)
     return tf.where(_box(images, seeds), color[:, None, None, :], images)
 
@@ -70,7 +68,6 @@ def cutout_color(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
 @_compiled
 def flip(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """Every second image with left and right exchanged."""
-    _check(images)
     flips = uniforms(seeds, 1)[:, 0] < 0.5
     return tf.where(flips[:, None, None, None], images[:, :, ::-1], images)
 
@@ -78,9 +75,6 @@ def flip(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
 @_compiled
 def rotate(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """Turned to the left by 0, 90, 180 or 270 degrees."""
-    height, width, _ = _check(images)
-    if height != width:
-        raise ValueError(f"rotate needs square images, and these are {height} x {width}")
     turns = _integers(uniforms(seeds, 1)[:, 0], 4)[:, None, None, None]
     turned = images
     for quarters in (1, 2, 3):
@@ -96,7 +90,7 @@ def random_convolution(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     number becomes 0 and its largest 255, because uint8 cannot hold others; the papers do not stretch. So the
     variance of the weights does not matter here.
     """
-    height, width, channels = _check(images)
+    _, height, width, channels = images.shape
     weights = normals(seeds, 9 * channels * channels)
     weights = tf.reshape(weights, (-1, 3, 3, channels, 1, 1, channels))
     padded = tf.pad(tf.cast(images, tf.float32), ((0, 0), (1, 1), (1, 1), (0, 0)))
@@ -116,7 +110,6 @@ def color_jitter(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
 
     A random number decides whether the contrast changes before or after the other three.
     """
-    _check(images, colors=True)
     numbers = uniforms(seeds, 5)
     low, high = _FACTORS
     brightness, saturation, contrast = tf.unstack(
@@ -145,16 +138,6 @@ AUGMENTATIONS: dict[str, Augmentation] = {
 }
 
 
-def _check(images: tf.Tensor, *, colors: bool = False) -> list[int]:
-    """H, W and C."""
-    images.shape.assert_has_rank(4)
-    if images.dtype != tf.uint8:
-        raise ValueError(f"images must be uint8, and these are {images.dtype.name}")
-    if colors and images.shape[-1] != 3:
-        raise ValueError(f"images must have 3 channels here, and these have {images.shape[-1]}")
-    return images.shape.as_list()[1:]
-
-
 def _integers(uniform: tf.Tensor, below: int) -> tf.Tensor:
     """Whole numbers 0 ... below - 1, int32; the product is below `below` in float32 too."""
     return tf.cast(tf.floor(uniform * float(below)), tf.int32)
@@ -169,7 +152,7 @@ def _shifted(seeds: tf.Tensor, axis: int, size: int) -> tf.Tensor:
 
 def _box(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """True for the pixels that a random box covers, bool [B, H, W, 1]."""
-    height, width, _ = _check(images)
+    _, height, width, _ = images.shape
     sides = _SMALLEST_BOX + _integers(uniforms(seeds, 2), _LARGEST_BOX - _SMALLEST_BOX + 1)
     covers = []
     for axis, size, start in ((0, height, _BOX_TOP), (1, width, _BOX_LEFT)):
@@ -182,7 +165,7 @@ def _box(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
 
 def _adjust_contrast(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     """Each channel's distance from its mean in the image, times `factor` [B, 1, 1, 1]; 1 changes nothing."""
-    height, width, _ = _check(images)
+    _, height, width, _ = images.shape
     # Whole numbers are summed, so that the order does not matter.
     sums = tf.reduce_sum(tf.cast(images, tf.int32), axis=(1, 2), keepdims=True)
     means = tf.cast(sums, tf.float32) / float(height * width)
