@@ -44,13 +44,15 @@ def main(options: Options) -> None:
     import tensorflow as tf
 
     from tfrl.ops.augment import AUGMENTATIONS
+    from tfrl.ops.graph import graph
 
     frames = np.stack([_frame(game, seed) for seed, game in enumerate(GAMES)])
     batch = tf.constant(np.resize(frames, (options.batch_size, *frames.shape[1:])))
     seeds = np.random.default_rng(0).integers(-(2**31), 2**31, (options.batch_size, 2)).astype(np.int32)
     table = Table("augmentation", "ms", "CPU ms", title=f"{options.batch_size} frames, one core, medians")
     sheet = {"frame": frames}
-    for name, augment in AUGMENTATIONS.items():
+    for name, function in AUGMENTATIONS.items():
+        augment = graph(function, jit_compile=True)
         sheet[name] = augment(batch, seeds)[: len(GAMES)].numpy()
         times = []
         for _ in range(options.rounds):

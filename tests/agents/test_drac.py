@@ -13,6 +13,7 @@ from refusals import refusal
 from tfrl.algorithms import drac
 from tfrl.config import reader
 from tfrl.ops import augment
+from tfrl.ops.graph import graph
 from tfrl.run import rng
 
 SMALL = drac.Config(
@@ -84,11 +85,9 @@ def oracle_loss(config, learner, rollout, network, *, epoch=0):
     images = flat(rollout.observations[0, :-1])
     seeds = flat(rng.augmentation_seeds(config.seed, 5, range(8), config.num_steps)).copy()
     seeds[:, 1] += epoch
+    augmented_by = graph(augment.AUGMENTATIONS[config.augment], jit_compile=True)
     augmented = np.concatenate(  # one by one
-        [
-            augment.AUGMENTATIONS[config.augment](images[i : i + 1], seeds[i : i + 1])
-            for i in range(len(images))
-        ]
+        [augmented_by(images[i : i + 1], seeds[i : i + 1]) for i in range(len(images))]
     )
     assert (augmented != images).any()
     logits, values = network(images)

@@ -7,8 +7,10 @@ import pytest
 import tensorflow as tf
 
 from tfrl.ops.augment import AUGMENTATIONS
+from tfrl.ops.graph import graph
 
 SIDE, IMAGES = 64, 24
+COMPILED = {name: graph(augment, jit_compile=True) for name, augment in AUGMENTATIONS.items()}
 
 
 def slow_uniforms(seed, count):
@@ -127,7 +129,7 @@ def test_every_augmentation_has_a_slow_reference():
 
 @pytest.mark.parametrize("name", SLOW)
 def test_augmentations_equal_their_slow_references(name, images, seeds):
-    found = AUGMENTATIONS[name](images, seeds)
+    found = COMPILED[name](images, seeds)
     assert found.dtype == tf.uint8
     rows = range(6) if name in WITH_FRACTIONS else range(IMAGES)
     for i in rows:
@@ -146,11 +148,11 @@ def test_augmentations_equal_their_slow_references(name, images, seeds):
 @pytest.mark.parametrize("name", SLOW)
 def test_an_image_does_not_depend_on_the_others(name, images, seeds):
     """To the bit, in batches of any size and at any place, also where replicas compute them."""
-    whole = AUGMENTATIONS[name](images, seeds).numpy()
+    whole = COMPILED[name](images, seeds).numpy()
     for rows in (slice(0, 5), slice(8, 13)):
-        np.testing.assert_array_equal(AUGMENTATIONS[name](images[rows], seeds[rows]), whole[rows])
+        np.testing.assert_array_equal(COMPILED[name](images[rows], seeds[rows]), whole[rows])
     back = slice(None, None, -1)
-    np.testing.assert_array_equal(AUGMENTATIONS[name](images[back], seeds[back]), whole[back])
+    np.testing.assert_array_equal(COMPILED[name](images[back], seeds[back]), whole[back])
     assert (whole != images).any()
 
 
@@ -166,12 +168,12 @@ def test_on_replicas_and_in_batches_of_unknown_size(name, images, seeds):
         def on_replica():
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
             rows = replica * half + tf.range(half)
-            return AUGMENTATIONS[name](tf.gather(images, rows), tf.gather(seeds, rows))
+            return COMPILED[name](tf.gather(images, rows), tf.gather(seeds, rows))
 
         return strategy.experimental_local_results(strategy.run(on_replica))
 
     found = np.concatenate([x.numpy() for x in on_replicas(images, seeds)])
-    np.testing.assert_array_equal(found, AUGMENTATIONS[name](images, seeds))
+    np.testing.assert_array_equal(found, COMPILED[name](images, seeds))
 
 
 def test_all_crops_flips_and_turns_occur(images):
@@ -181,12 +183,12 @@ def test_all_crops_flips_and_turns_occur(images):
         np.uint8
     )  # tells each pixel's origin
     batch = np.broadcast_to(places, (2000, SIDE, SIDE, 2))
-    middle = AUGMENTATIONS["crop"](batch, seeds).numpy()[:, 32, 32].astype(int) @ [1, 256]
+    middle = COMPILED["crop"](batch, seeds).numpy()[:, 32, 32].astype(int) @ [1, 256]
     rows, columns = middle // SIDE, middle % SIDE
     assert set(rows) == set(columns) == set(range(32 - 12, 32 + 13))
     assert len(set(zip(rows, columns, strict=True))) > 590  # of 625
     for name, kinds in (("flip", 2), ("rotate", 4)):
-        corners = AUGMENTATIONS[name](batch, seeds).numpy()[:, 0, 0].astype(int) @ [1, 256]
+        corners = COMPILED[name](batch, seeds).numpy()[:, 0, 0].astype(int) @ [1, 256]
         numbers = np.unique(corners, return_counts=True)[1]
         assert len(numbers) == kinds
         assert (np.abs(numbers - 2000 / kinds) < 5 * np.sqrt(2000 / kinds)).all()
@@ -194,8 +196,8 @@ def test_all_crops_flips_and_turns_occur(images):
 
 def test_a_flat_image_stays_finite(seeds):
     flat = np.full((IMAGES, SIDE, SIDE, 3), 7, np.uint8)
-    assert AUGMENTATIONS["random-conv"](flat, seeds).numpy().max() == 255  # its edges are not flat
-    one = AUGMENTATIONS["random-conv"](np.zeros((2, 8, 8, 3), np.uint8), seeds[:2])
+    assert COMPILED["random-conv"](flat, seeds).numpy().max() == 255  # its edges are not flat
+    one = COMPILED["random-conv"](np.zeros((2, 8, 8, 3), np.uint8), seeds[:2])
     np.testing.assert_array_equal(one, np.zeros((2, 8, 8, 3)))
 
 
@@ -203,7 +205,7 @@ def test_a_flat_image_stays_finite(seeds):
 def test_images_of_other_shapes_are_augmented(name, seeds):
     """Catch's boards are 10 x 5 with one channel."""
     boards = np.random.default_rng(2).integers(0, 256, (IMAGES, 10, 5, 1)).astype(np.uint8)
-    found = AUGMENTATIONS[name](boards, seeds).numpy()
+    found = COMPILED[name](boards, seeds).numpy()
     if name != "cutout":  # whose boxes have other sizes there
         for i in range(IMAGES):
             assert np.abs(found[i] - SLOW[name](boards[i], seeds[i])).max() <= (name == "random-conv")

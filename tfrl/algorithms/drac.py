@@ -31,7 +31,7 @@ from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses
 from tfrl.ops.augment import AUGMENTATIONS, SlidingWindowUCB
-from tfrl.ops.graph import tf
+from tfrl.ops.graph import graph, tf
 from tfrl.run import rng
 from tfrl.workers.data_parallel import Weights
 from tfrl.workers.strategy import Runtime
@@ -122,7 +122,7 @@ class DrACAgent(PPOAgent):
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
         self.metric_names += ("train/augmentation",)
-        self._augmentations = [AUGMENTATIONS[name] for name in config.augmentations]
+        self._augmentations = [graph(AUGMENTATIONS[name], jit_compile=True) for name in config.augmentations]
         self._bandit = SlidingWindowUCB(len(self._augmentations)) if config.augment == UCB else None
         # The choices since the weights that act now, and the choice before these; the newest last.
         self._choices = collections.deque[int](maxlen=1 + (config.lag or 0))

@@ -5,8 +5,8 @@ The eight augmentations are those of the appendix. Each takes images uint8 [B, H
 seeds[i]. Sizes are those of the authors' code for 64 x 64 pixels, in proportion for others. `grayscale`,
 `cutout_color` and `color_jitter` need C = 3, `rotate` H = W (`tfrl.algorithms.drac.fitting`).
 
-All are compiled by XLA, which makes one loop over the pixels of dozens of operations. That takes a second or
-two at the first call of each shape.
+Let XLA compile them, which makes one loop over the pixels of dozens of operations. That takes a second or two
+at the first call of each shape.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from tfrl.ops.graph import compiled, tf
+from tfrl.ops.graph import tf
 
 Augmentation = Callable[[Any, Any], Any]
-
-_compiled = compiled(jit_compile=True)
 
 _SIDE = 64  # of the images that the following sizes are for, pixels
 _PAD = 12
@@ -34,7 +32,6 @@ _FACTORS = (0.6, 1.4)  # of brightness, contrast and saturation
 _HUE_SHIFT = 0.5 * 255 / 360  # the greatest, in turns
 
 
-@_compiled
 def crop(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """Moves by up to 12 pixels in each direction; the edges are repeated."""
     _, height, width, channels = images.shape
@@ -43,7 +40,6 @@ def crop(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     return tf.gather(tf.reshape(images, (-1, height * width, channels)), places, batch_dims=1)
 
 
-@_compiled
 def grayscale(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """Three equal channels, 0.299 R + 0.587 G + 0.114 B; the seeds are not used."""
     del seeds
@@ -52,27 +48,23 @@ def grayscale(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     return tf.repeat(tf.cast(grey, tf.uint8)[..., None], 3, axis=-1)
 
 
-@_compiled
 def cutout(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """A black box of 7 to 21 pixels a side."""
     return tf.where(_box(images, seeds), tf.constant(0, tf.uint8), images)
 
 
-@_compiled
 def cutout_color(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """A box as of `cutout`, in a random colour."""
     color = tf.cast(tf.floor(256.0 * uniforms(seeds, 5)[:, 2:]), tf.uint8)
     return tf.where(_box(images, seeds), color[:, None, None, :], images)
 
 
-@_compiled
 def flip(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """Every second image with left and right exchanged."""
     flips = uniforms(seeds, 1)[:, 0] < 0.5
     return tf.where(flips[:, None, None, None], images[:, :, ::-1], images)
 
 
-@_compiled
 def rotate(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """Turned to the left by 0, 90, 180 or 270 degrees."""
     turns = _integers(uniforms(seeds, 1)[:, 0], 4)[:, None, None, None]
@@ -82,7 +74,6 @@ def rotate(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     return turned
 
 
-@_compiled
 def random_convolution(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """A 3 x 3 convolution with random weights for each image (Lee et al. 2020, arXiv:1910.05396).
 
@@ -103,7 +94,6 @@ def random_convolution(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     return _to_uint8(255.0 * tf.math.divide_no_nan(total - low, high - low))
 
 
-@_compiled
 def color_jitter(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """Multiplies brightness, contrast and saturation by 0.6 to 1.4 each, and turns the hue by up to 0.35 of a
     circle.

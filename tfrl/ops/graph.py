@@ -57,14 +57,13 @@ def asynchronous() -> Iterator[None]:
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorates a function or method: `graph` compiles it with these `options` at its first call."""
+    """Decorates a method: `graph` compiles it with these `options` at its first call."""
     return lambda function: _Compiled(function, options)
 
 
 class _Compiled:
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         self._function, self._options = function, options
-        self._traced: Any = None
         self.__doc__ = function.__doc__
 
     def __set_name__(self, _owner: type, name: str) -> None:
@@ -74,8 +73,3 @@ class _Compiled:
         traced = graph(self._function.__get__(instance), **self._options)
         instance.__dict__[self._name] = traced  # from now on the instance's own attribute
         return traced
-
-    def __call__(self, *args: Any) -> Any:
-        if self._traced is None:
-            self._traced = graph(self._function, **self._options)
-        return self._traced(*args)
