@@ -204,7 +204,7 @@ def test_each_rollout_is_collected_with_weights_that_are_lag_updates_old(learner
     config = small(lag=lag, lr=1e-2)
     one = learner(config)
     history = run(one, 6)
-    collector = Collector(env_spec(config), range(8), replicas=1, num_steps=12)
+    collector = Collector(config, env_spec(config), range(8), replicas=1)
     actor = Actor(config, collector, "float32", at_once=1)
     for update, (found, metrics, _) in enumerate(history):
         actor.set_weights(history[max(0, update - lag)][2])

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
+from tfrl.algorithms import ppo
 from tfrl.envs.registry import make
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.collector import Collector
 from tfrl.run import rng
 
 STEPS, ENVS = 12, 8
+CONFIG = ppo.Config(num_steps=STEPS)
 
 
 class Policy:
@@ -78,7 +80,7 @@ def assert_same(actual, expected):
 def test_collecting_equals_a_plain_loop(name, replicas):
     env = make(spec(name))
     policy = Policy(env.action_spec.n)
-    collector = Collector(spec(name), range(ENVS), replicas=replicas, num_steps=STEPS)
+    collector = Collector(CONFIG, spec(name), range(ENVS), replicas=replicas)
     for update in range(3):
         rollout = collector.collect(policy, noise(update), lambda t: None)
         assert rollout.observations.shape[:3] == (replicas, STEPS + 1, ENVS // replicas)
@@ -90,8 +92,8 @@ def test_collecting_equals_a_plain_loop(name, replicas):
 
 def test_a_workers_share_is_its_part_of_the_whole():
     policy = Policy(3)
-    whole = Collector(spec("catch"), range(ENVS), replicas=1, num_steps=STEPS)
-    share = Collector(spec("catch"), range(4, 8), replicas=2, num_steps=STEPS)
+    whole = Collector(CONFIG, spec("catch"), range(ENVS), replicas=1)
+    share = Collector(CONFIG, spec("catch"), range(4, 8), replicas=2)
     mine = in_env_order(share.collect(policy, noise(0)[:, 4:8], lambda t: None))
     everything = in_env_order(whole.collect(policy, noise(0), lambda t: None))
     assert everything.pop("final") == mine["final"] == {}
@@ -100,13 +102,13 @@ def test_a_workers_share_is_its_part_of_the_whole():
 
 @pytest.mark.parametrize("name", ["catch", "coinrun"])
 def test_a_state_continues_the_same_rollouts_on_another_number_of_replicas(name):
-    before = Collector(spec(name), range(ENVS), replicas=1, num_steps=STEPS)
+    before = Collector(CONFIG, spec(name), range(ENVS), replicas=1)
     policy = Policy(before.action_spec.n)
     before.collect(policy, noise(0), lambda t: None)
     indices, states, observations, first = before.get_state()
     assert sorted(indices) == list(range(ENVS))
     expected = in_env_order(before.collect(policy, noise(1), lambda t: None))
-    after = Collector(spec(name), range(ENVS), replicas=4, num_steps=STEPS)
+    after = Collector(CONFIG, spec(name), range(ENVS), replicas=4)
     after.set_state(dict(zip(indices, states, strict=True)))
     actual = in_env_order(after.collect(policy, noise(1), lambda t: None))
     assert_same(actual, expected)
@@ -125,13 +127,13 @@ def test_envs_step_in_two_groups_of_two_or_more(each, group):
             return super().act(observations, noise)
 
     spec = EnvSpec("catch", num_envs=2 * each, seed=2, num_levels=0)
-    collector = Collector(spec, range(2 * each), replicas=2, num_steps=3)
+    collector = Collector(ppo.Config(num_steps=3), spec, range(2 * each), replicas=2)
     collector.collect(Looking(3), noise(0, 3, 2 * each), lambda t: None)
     assert seen == [(2, group)] * (3 * each // group)
 
 
 def test_every_step_is_reported():
-    collector = Collector(spec("catch"), range(ENVS), replicas=1, num_steps=STEPS)
+    collector = Collector(CONFIG, spec("catch"), range(ENVS), replicas=1)
     for _ in range(20):  # each with a clock of its own
         steps = []
         rollout = collector.collect(Policy(3), noise(0), steps.append)
@@ -140,6 +142,6 @@ def test_every_step_is_reported():
 
 
 def test_observations_are_aligned_so_that_tensorflow_reads_them_in_place():
-    collector = Collector(spec("coinrun"), range(ENVS), replicas=2, num_steps=STEPS)
+    collector = Collector(CONFIG, spec("coinrun"), range(ENVS), replicas=2)
     rollout = collector.collect(Policy(15), noise(0), lambda t: None)
     assert rollout.observations.ctypes.data % 64 == 0

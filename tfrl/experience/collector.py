@@ -5,12 +5,11 @@ This file does not import TensorFlow, so a process that only steps envs starts q
 
 from __future__ import annotations
 
-import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -120,26 +119,22 @@ class Collector:
     """This worker's slice of the global envs and the buffers that they fill.
 
     Args:
+      config: the run's settings.
       spec: the global vector of envs.
       indices: the global indices of this worker's envs.
       replicas: the number of replicas that share the envs, in order.
-      num_steps: T.
       rollouts: the number of buffers. A rollout is valid until this many later ones are collected.
-      correlated: makes the noise of a number of envs, if noise is correlated in time.
-      memory: makes the memory of a number of envs, if the policy is recurrent.
       in_halves: one half of the envs may step while the policy computes the actions of the other.
     """
 
     def __init__(
         self,
+        config: RLSettings,
         spec: EnvSpec,
         indices: Sequence[int],
         *,
         replicas: int,
-        num_steps: int,
         rollouts: int = 1,
-        correlated: Callable[[int], CorrelatedNoise | None] = lambda envs: None,
-        memory: Callable[[int], Memory | None] = lambda envs: None,
         in_halves: bool = True,
     ) -> None:
         self.indices = list(indices)
@@ -153,28 +148,14 @@ class Collector:
         for half in range(halves):
             columns = slice(half * width, (half + 1) * width)
             mine, envs = by_replica[:, columns].reshape(-1).tolist(), replicas * width
+            noise, remembered = memory.correlated_noise(config, envs), memory.of_settings(config, envs)
             env = registry.make(spec, mine)
-            self._groups.append(_Group(env, mine, columns, replicas, correlated(envs), memory(envs)))
+            self._groups.append(_Group(env, mine, columns, replicas, noise, remembered))
         first_env = self._groups[0].env
         self.observation_spec, self.action_spec = first_env.observation_spec, first_env.action_spec
         self._rollouts: deque[Rollout] = deque()
         self._most = rollouts
-        self._size = (replicas, num_steps, each)
-
-    @classmethod
-    def of_settings(
-        cls, config: RLSettings, spec: EnvSpec, indices: Sequence[int], *, replicas: int, **options: Any
-    ) -> Collector:
-        """Makes the collector of a run's settings; the other arguments are those of the class."""
-        return cls(
-            spec,
-            indices,
-            replicas=replicas,
-            num_steps=config.steps_per_env,
-            correlated=functools.partial(memory.correlated_noise, config),
-            memory=functools.partial(memory.of_settings, config),
-            **options,
-        )
+        self._size = (replicas, config.steps_per_env, each)
 
     def _buffers(self) -> Rollout:
         if len(self._rollouts) < self._most:

@@ -52,7 +52,7 @@ class RemoteActor:
         set_up_tensorflow()
         machine.one_thread_each()
         tf.config.threading.set_inter_op_parallelism_threads(threads)
-        collector = Collector.of_settings(config, spec, indices, replicas=1)
+        collector = Collector(config, spec, indices, replicas=1)
         self._actor = Actor(config, collector, precision, at_once=threads)
         self._lag = config.lag or 0
         self._newest, self._offered = Versioned(-1, {}), threading.Condition()

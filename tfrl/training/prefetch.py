@@ -199,9 +199,14 @@ def make_envs(
         on_ray = RayCollector(config, env_spec(config), session, replicas=replicas)
         return on_ray, Prefetch(config, on_ray)
     in_turn = isinstance(config, BufferSettings) and not config.is_ahead
-    options = {"replicas": replicas, "rollouts": config.rollouts_held, "in_halves": not in_turn}
-    indices = session.runtime.local_envs(config.num_envs)
-    collector = Collector.of_settings(config, env_spec(config), indices, **options)
+    collector = Collector(
+        config,
+        env_spec(config),
+        session.runtime.local_envs(config.num_envs),
+        replicas=replicas,
+        rollouts=config.rollouts_held,
+        in_halves=not in_turn,
+    )
     if not config.is_ahead:
         return collector, None
     thread = ThreadCollector(config, collector, session)
