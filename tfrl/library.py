@@ -338,10 +338,12 @@ class Policy:
         spec, size = self._observation, self._action.mask_size
         flags = np.ones(size, np.uint8) if mask is None else observations.flat_mask(mask)
         try:
-            shown, is_batch = observations.unbatched(spec, observation)
-            masks = np.broadcast_to(flags, (len(shown), size)) if spec.num_actions else [None] * len(shown)
+            count = observations.batch_size(spec, observation)
+            rows = [None] if count is None else range(count)
+            masks = np.broadcast_to(flags, (len(rows), size)) if spec.num_actions else [None] * len(rows)
             pack = observations.Packer(spec)
-            return np.stack([pack(one, own) for one, own in zip(shown, masks, strict=True)]), is_batch
+            packed = [pack(observation, own, i) for i, own in zip(rows, masks, strict=True)]
+            return np.stack(packed), count is not None
         except ValueError as error:
             raise SettingsError(f"the policy does not take an observation of {error}.") from None
 

@@ -270,8 +270,8 @@ class ArraySpec:
         return self.of_rows(observations, MASK) != 0 if self.num_actions else None
 
 
-def unbatched(spec: ArraySpec, shown: Any) -> tuple[list[Any], bool]:
-    """Splits one observation or a batch into single observations; also returns True for a batch.
+def batch_size(spec: ArraySpec, shown: Any) -> int | None:
+    """The number of observations in a batch; None for a single observation.
 
     Raises ValueError, with the end of a sentence, if a part is missing or the parts have different numbers of
     rows.
@@ -281,26 +281,11 @@ def unbatched(spec: ArraySpec, shown: Any) -> tuple[list[Any], bool]:
     ranks = [0 if part.dtype == "str" else len(part.shape) for part in parts]
     given = [np.ndim(array) - rank for array, rank in zip(arrays, ranks, strict=True)]
     if not any(given):
-        return [shown], False
+        return None
     counts = {len(array) if extra == 1 else -1 for array, extra in zip(arrays, given, strict=True)}
     if len(counts) > 1 or -1 in counts:
         raise ValueError("arrays of different numbers of rows, or of other shapes than the env's")
-    (count,) = counts
-    keys = [part.keys for part in parts]
-    return [_nested(keys, [array[i] for array in arrays]) for i in range(count)], True
-
-
-def _nested(keys: Sequence[tuple[str, ...]], arrays: Sequence[Any]) -> Any:
-    """Arrays as nested dicts by their keys, also for tuples; a single array without keys stays as it is."""
-    if keys == [()]:
-        return arrays[0]
-    found: dict[str, Any] = {}
-    for path, array in zip(keys, arrays, strict=True):
-        inner = found
-        for key in path[:-1]:
-            inner = inner.setdefault(key, {})
-        inner[path[-1]] = array
-    return found
+    return counts.pop()
 
 
 def flat_mask(given: Any) -> np.ndarray:
@@ -323,15 +308,16 @@ class Packer:
             else:
                 self._places[part] = place
 
-    def __call__(self, shown: Any, mask: np.ndarray | None = None) -> np.ndarray:
-        """A new row [n] of an observation, with its mask if the spec has one.
+    def __call__(self, shown: Any, mask: np.ndarray | None = None, index: int | None = None) -> np.ndarray:
+        """A new row [n] of an observation or of the one at `index` of a batch, with its mask if there is one.
 
         Raises ValueError, with the end of a sentence, if it does not fit the space.
         """
         for part, place in self._places.items():
             try:
+                found = _at(shown, part.keys)
                 with np.errstate(over="ignore"):
-                    place[...] = part.stored(_at(shown, part.keys))
+                    place[...] = part.stored(found if index is None else found[index])
                 if part.kind == NUMBERS and not np.isfinite(place).all():
                     raise ValueError("a number that is not finite, or too large for float32")
             except ValueError as error:
