@@ -148,7 +148,7 @@ def test_each_use_of_each_seed_has_its_own_levels_and_random_numbers():
         specs = [training, *(level_spec(config, level_set, 4, use) for use, level_set in USES)]
         for spec in specs:
             env = registry.make(spec)
-            levels.add(tuple(info["level_seed"] for info in env.info()))
+            levels.add(tuple(info["level_seed"] for info in env._env.get_info()))
             env.close()
             asked = []
             play(
@@ -166,7 +166,9 @@ def test_an_evaluation_of_more_episodes_begins_with_the_same_ones():
     """Whatever the number of envs: env i's level follows from the seed alone, as its actions do."""
     config = Config(env="coinrun", num_levels=0, seed=3)
     few, many = (registry.make(level_spec(config, "test", n)) for n in (2, 5))
-    assert [i["level_seed"] for i in few.info()] == [i["level_seed"] for i in many.info()[:2]]
+    assert [i["level_seed"] for i in few._env.get_info()] == [
+        i["level_seed"] for i in many._env.get_info()[:2]
+    ]
 
 
 @pytest.mark.parametrize("below_the_largest", [0, 1, 2])

@@ -299,15 +299,10 @@ def in_words() -> str:
 def make(spec: EnvSpec, indices: Sequence[int] | None = None) -> VecEnv:
     """Envs `indices` of the global vector that `spec` describes (all of them when None).
 
-    Env i is the same env on any worker, with any other envs.
-
-    Raises:
-      ValueError: the env or its distribution mode does not exist.
+    Env i is the same env on any worker, with any other envs. A distribution mode that does not exist ends the
+    process; `tfrl.config.run.check_task` refuses it. Raises ValueError if the env does not exist.
     """
     known = family(spec.env)
-    modes = distribution_modes(spec.env)
-    if modes and spec.distribution_mode not in modes:  # procgen's C++ would end the process
-        raise ValueError(f"{spec.env} has no distribution mode {spec.distribution_mode!r}")
     indices = list(range(spec.num_envs) if indices is None else indices)
     processes = min(spec.num_processes, len(indices)) if len(indices) > 1 else 0
     if spec.render:

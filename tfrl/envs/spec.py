@@ -217,17 +217,14 @@ class Box(ActionSpec):
         return f"float32 {list(self.shape)} from {min(self.low):g} to {max(self.high):g}"
 
     @cached_property
-    def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.asarray(self.low, self.env_dtype), np.asarray(self.high, self.env_dtype)
-
-    @cached_property
-    def _middle_and_half(self) -> tuple[np.ndarray, np.ndarray]:
-        low, high = self._bounds
-        return low / 2 + high / 2, high / 2 - low / 2  # in this order no bound overflows by itself
+    def _scale(self) -> tuple[np.ndarray, ...]:
+        """Low, high, their middle, and half their distance."""
+        low, high = np.asarray(self.low, self.env_dtype), np.asarray(self.high, self.env_dtype)
+        return low, high, low / 2 + high / 2, high / 2 - low / 2  # in this order no bound overflows by itself
 
     def as_env_takes(self, actions: np.ndarray) -> np.ndarray:
         """Actions float32 [B, D] in [-1, 1], rescaled to [low, high]."""
-        (low, high), (middle, half) = self._bounds, self._middle_and_half
+        low, high, middle, half = self._scale
         scaled = actions * half
         scaled += middle
         np.maximum(scaled, low, out=scaled)
