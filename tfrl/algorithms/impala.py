@@ -21,7 +21,7 @@ from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import ENVS, Network, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
-from tfrl.ops import losses, optimizers, returns
+from tfrl.ops import losses, returns
 from tfrl.ops.graph import compiled, tf
 from tfrl.ops.optimizers import learning_rate
 from tfrl.workers.data_parallel import GradientStep, Losses, Weights
@@ -192,7 +192,7 @@ class ImpalaAgent(ActorCriticAgent):
             rates=(config.lr,) * len(self.network.learned),
             loss=self._loss,
             metrics=(*_MEANS, *_MOMENTS),
-            optimizer=optimizers.of_settings(config, uncorrected_epsilon=True),
+            optimizer=config.make_optimizer(uncorrected_epsilon=True),
             batch_rows=config.rows_per_step,
             # A part has some envs of the minibatch, with all their steps.
             part_rows=units_of_part(envs, config.num_steps, runtime.micro_batch(config)),

@@ -30,7 +30,7 @@ from tfrl.config.run import Hardware, Network, Run, Task
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.experience.rollout import Rollout
-from tfrl.ops import losses, optimizers
+from tfrl.ops import losses
 from tfrl.ops.graph import compiled, tf
 from tfrl.workers import machine
 from tfrl.workers.data_parallel import GradientStep, Losses, Weights
@@ -177,7 +177,7 @@ class PPGAgent(PPOAgent):
             rates=(config.aux_lr,) * len(learned),
             loss=self._auxiliary_loss,
             metrics=AUXILIARY[:3],
-            optimizer=optimizers.of_settings(config, uncorrected_epsilon=True),
+            optimizer=config.make_optimizer(uncorrected_epsilon=True),
             batch_rows=config.auxiliary_rows,
             part_rows=self._auxiliary_part_rows(),
             max_norm=config.max_grad_norm,

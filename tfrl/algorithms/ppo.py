@@ -20,7 +20,7 @@ from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Network, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
-from tfrl.ops import losses, optimizers, returns
+from tfrl.ops import losses, returns
 from tfrl.ops.graph import compiled, graph, tf
 from tfrl.ops.optimizers import learning_rate
 from tfrl.run import rng
@@ -413,7 +413,7 @@ class PPOAgent(ActorCriticAgent):
             rates=tuple(rates),
             loss=self._minibatch_loss,
             metrics=self.means,
-            optimizer=optimizers.of_settings(config, uncorrected_epsilon=True),
+            optimizer=config.make_optimizer(uncorrected_epsilon=True),
             batch_rows=config.rows_per_step,
             part_rows=self._part_rows(),
             max_norm=config.max_grad_norm,

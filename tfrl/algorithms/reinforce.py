@@ -17,7 +17,7 @@ from tfrl.cli.settings import NoResult
 from tfrl.config.run import ENVS, Hardware, Learning, RLSettings, Run, Task, Torso
 from tfrl.envs import registry
 from tfrl.experience.rollout import EpisodeBatch, normalized
-from tfrl.ops import losses, optimizers
+from tfrl.ops import losses
 from tfrl.ops.graph import graph, tf
 from tfrl.workers.data_parallel import DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
@@ -180,7 +180,7 @@ class ReinforceAgent(Agent):
             rates=(config.lr,),
             loss=self._loss,
             metrics=_SUMS,
-            optimizer=optimizers.of_settings(config),
+            optimizer=config.make_optimizer(),
             batch_rows=1,  # the loss gives each row its share of the mean, because the number of rows varies
             part_rows=self._rows,
             max_norm=config.max_grad_norm,

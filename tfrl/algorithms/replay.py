@@ -26,7 +26,7 @@ from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Box
 from tfrl.experience.replay import Batch, BufferSettings, in_words
 from tfrl.networks.weights import AGENT_PREFIX, weights_of
-from tfrl.ops import optimizers, q_learning
+from tfrl.ops import q_learning
 from tfrl.ops.graph import asynchronous, tf
 from tfrl.ops.optimizers import learning_rate
 from tfrl.workers.data_parallel import TARGET, DataParallel, GradientStep, Losses, Weights
@@ -361,7 +361,7 @@ class ReplayAgent(Agent):
             rates=tuple(rates),
             loss=lambda weights, rows, _: loss(weights, rows),
             metrics=tuple(metrics),
-            optimizer=optimizers.of_settings(config),
+            optimizer=config.make_optimizer(),
             batch_rows=config.batch_size,
             part_rows=config.part_rows,
             max_norm=config.max_grad_norm,

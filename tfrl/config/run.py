@@ -16,7 +16,7 @@ from tfrl.cli.flags import ANY, COUNT, FRACTION, MOST, NATURAL, POSITIVE, WIDTH,
 from tfrl.cli.settings import Settings, expand_home
 from tfrl.envs import callables, registry
 from tfrl.envs.spec import ActionSpec, Box, EnvSettings
-from tfrl.ops.optimizers import OptimizerSettings
+from tfrl.ops import optimizers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -132,7 +132,7 @@ class Network(Torso, EnvSettings):
 
 
 @dataclass(frozen=True)
-class Optimizer(OptimizerSettings):
+class Optimizer:
     """The optimizer."""
 
     optimizer: Literal["adam", "nadam", "rmsprop", "sgd"] = "adam"
@@ -142,6 +142,17 @@ class Optimizer(OptimizerSettings):
     adam_epsilon: Annotated[float, POSITIVE] = 1e-8
     """Epsilon of the optimizer. adam and nadam add it to the root of the mean square of gradients; rmsprop
     adds it to the mean square."""
+
+    def make_optimizer(self, *, uncorrected_epsilon: bool = False) -> optimizers.Optimizer:
+        """The optimizer that these settings name; `uncorrected_epsilon` is that of Adam."""
+        epsilon = self.adam_epsilon
+        made: dict[str, optimizers.Optimizer] = {
+            "adam": optimizers.Adam(epsilon, uncorrected_epsilon),
+            "nadam": optimizers.Nadam(epsilon),
+            "rmsprop": optimizers.RMSprop(epsilon, self.rmsprop_decay),
+            "sgd": optimizers.SGD(),
+        }
+        return made[self.optimizer]
 
 
 # The sections of every algorithm

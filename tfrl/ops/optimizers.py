@@ -156,29 +156,6 @@ class SGD(Optimizer):
         return weights + velocity, {"velocity": velocity}
 
 
-class OptimizerSettings:
-    """The settings of an optimizer; `tfrl.config.run.Optimizer` explains them."""
-
-    optimizer: str
-    adam_epsilon: float
-    rmsprop_decay: float
-
-
-def of_settings(config: OptimizerSettings, *, uncorrected_epsilon: bool = False) -> Optimizer:
-    """The optimizer that a run's settings name (`tfrl.config.run`).
-
-    `uncorrected_epsilon` is that of `Adam`.
-    """
-    epsilon = config.adam_epsilon
-    optimizers: Mapping[str, Optimizer] = {
-        "adam": Adam(epsilon, uncorrected_epsilon),
-        "nadam": Nadam(epsilon),
-        "rmsprop": RMSprop(epsilon, config.rmsprop_decay),
-        "sgd": SGD(),
-    }
-    return optimizers[config.optimizer]
-
-
 def learning_rate(kind: str, highest: float, step: int, steps: int, warmup: int = 0) -> float:
     """The learning rate of a step.
 
