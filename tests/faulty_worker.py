@@ -5,8 +5,8 @@ learning of that update, once: the file MARKER is made then. With --dataset amon
 supervised trainer, and the fault comes before that gradient step. With "evaluation" as UPDATE it comes in the
 first evaluation (or test), with "connecting" when TensorFlow has just connected the workers. HANG:SECONDS is
 one that is found after so many seconds without a sign of life, instead of minutes, where no update has been
-measured yet. SLOW and STEPS hold for the whole run, whatever UPDATE is. The worker, or each one where WORKER
-is -1, waits for a random time before each compiled call (SLOW), or takes one gradient step in each (STEPS).
+measured yet. SLOW holds for the whole run, whatever UPDATE is: the worker, or each one where WORKER is -1,
+waits for a random time before each compiled call.
 Where PHASES in the environment names a folder, the worker notes there each phase as it begins it
 (workers.phases reads that).
 """
@@ -50,9 +50,9 @@ def main(arguments):
         method = "make"
     learn, calls = getattr(owner, method), []
     mine = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
-    if fault in ("SLOW", "STEPS"):
+    if fault == "SLOW":
         if worker in (mine, -1):
-            make_uneven(fault, mine, "--dataset" in flags)
+            make_slow(mine, "--dataset" in flags)
         return command.main(flags)
 
     def fail():
@@ -75,8 +75,8 @@ def main(arguments):
     return command.main(flags)
 
 
-def make_uneven(fault, seed, supervised):
-    """Has this worker differ from the others in each call of gradient steps."""
+def make_slow(seed, supervised):
+    """Has this worker wait before each call of gradient steps."""
     if supervised:
         from resnet import learner
 
@@ -87,13 +87,11 @@ def make_uneven(fault, seed, supervised):
         owner, method = PPOAgent, "_steps_a_call"
     call, seconds = getattr(owner, method), random.Random(seed)
 
-    def uneven(*inputs):
-        if fault == "STEPS":
-            return 1
+    def slow(*inputs):
         time.sleep(0.4 * seconds.random())
         return call(*inputs)
 
-    setattr(owner, method, uneven)
+    setattr(owner, method, slow)
 
 
 def note_phases(folder):

@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from tfrl.algorithms import ppo
-from tfrl.algorithms.ppo import PPO, PPOAgent, Samples, Totals
+from tfrl.algorithms.ppo import PPO, PPOAgent, Samples
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import NOT_NEGATIVE
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
@@ -156,13 +156,12 @@ class DrACAgent(PPOAgent):
         name = self._config.augmentations[self._choices[-1] if self._choices else 0]
         return metrics | {"train/augmentation": float(list(AUGMENTATIONS).index(name))}
 
-    def _begin_update(self, totals: Totals, target_statistics: np.ndarray) -> None:
-        super()._begin_update(totals, target_statistics)
+    def _begin_update(self, mean_target: float) -> None:
         if self._bandit is None:
             return
         # Before that, no augmentation was used for the weights of the rollout.
         if len(self._choices) == self._choices.maxlen:
-            self._bandit.record(self._choices.popleft(), float(target_statistics[1]))
+            self._bandit.record(self._choices.popleft(), mean_target)
         self._choices.append(self._bandit.choose(pending=self._choices))
         self._choice.assign(self._choices[-1])
 

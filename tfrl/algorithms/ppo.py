@@ -7,7 +7,7 @@ summed over all replicas. The sum is then clipped. So N replicas or workers take
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -293,36 +293,6 @@ class Config(PPO, RolloutSettings):
         self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))
 
 
-@dataclass
-class Totals:
-    """The gradient steps of an update so far, and their sums."""
-
-    names: Sequence[str]  # of the means over minibatches
-    sums: np.ndarray  # of these and of the gradient's norm, float32 [names + 1]
-    steps: int = 0
-    ended: bool = False  # the update ended early, by --target-kl or because a value is NaN
-    first_error: float = 0.0
-    explained_variance: float = 0.0
-
-    def add(self, steps: int, ended: bool, sums: np.ndarray, first_error: float) -> None:
-        """Adds the steps of one call.
-
-        The sums of the call continue those before it, so they do not depend on the number of steps of a call.
-        """
-        self.first_error = first_error if self.steps == 0 else self.first_error
-        self.steps, self.ended, self.sums = self.steps + steps, ended, sums
-
-    def metrics(self) -> dict[str, float]:
-        """The means over the steps, named as in progress.csv. Raises TrainingError if one is not finite."""
-        means = (self.sums / np.float32(self.steps)).tolist()
-        metrics = dict(zip((*self.names, "grad_norm"), means, strict=True))
-        metrics |= {"explained_variance": self.explained_variance, "first_ratio_error": self.first_error}
-        bad = [name for name, value in metrics.items() if not np.isfinite(value)]
-        if bad:
-            raise TrainingError(f"{bad[0]} is not a finite number (minibatch {self.steps} of the update)")
-        return {f"train/{name}": value for name, value in metrics.items()}
-
-
 def _two_sums(x: tf.Tensor, axis: int | tuple[int, ...]) -> tf.Tensor:
     """The sum and the sum of squares, stacked in the last dimension."""
     return tf.stack([tf.reduce_sum(x, axis), tf.reduce_sum(tf.square(x), axis)], axis=-1)
@@ -463,46 +433,47 @@ class PPOAgent(ActorCriticAgent):
             memory = rollout.started_memory[:, :-1], rollout.keeps[:, :-1]
             samples = samples._replace(memory=tuple(map(per_replica, memory)))
         starts = per_replica(self._minibatches(number))
-        totals = Totals(self.means, np.zeros(len(self.means) + 1, np.float32))
+        # A call continues the sums of the call before, so the number of steps of a call does not change them.
+        done, ended, sums, first_error = 0, False, tf.zeros(len(self.means) + 1), 0.0
         for epoch in range(config.epochs):
             if epoch == 0:
                 values = np.concatenate([acted_values, self.last_values(rollout)[:, None]], axis=1)
                 estimated = self._estimates(rollout, values, starts)
-                self._begin_update(totals, self._runtime.first(estimated.target_statistics).numpy())
+                explained, mean_target = self._runtime.first(estimated.target_statistics).numpy().tolist()
+                self._begin_update(mean_target)
             elif config.renew_advantages:
                 started = None if rollout.memory is None else rollout.started_memory
                 values = self.values(rollout.observations, rollout.observations.shape[3:], started)
                 estimated = self._estimates(rollout, values, starts)
             samples = samples._replace(advantages=estimated.advantages, targets=estimated.targets)
-            self._epoch(epoch, (samples, estimated.moments, starts, tf.constant(scale)), totals, on_step)
-            if totals.ended:
+            batch = (samples, estimated.moments, starts, tf.constant(scale))
+            end = (epoch + 1) * config.steps_per_epoch
+            while done < end and not ended:
+                until = min(done + self._steps_a_call(), end)
+                index, ended, sums, error = self._compiled_steps(
+                    batch, tf.constant(done), tf.constant(until), sums
+                )
+                if done == 0:
+                    first_error = float(error)
+                done = int(index)
+                on_step(done)
+            if ended:
                 break
-        return totals.metrics() | {"train/learning_rate": config.lr * scale}
+        means = (sums.numpy() / np.float32(done)).tolist()
+        metrics = dict(zip((*self.means, "grad_norm"), means, strict=True))
+        metrics |= {"explained_variance": explained, "first_ratio_error": first_error}
+        bad = [name for name, value in metrics.items() if not np.isfinite(value)]
+        if bad:
+            raise TrainingError(f"{bad[0]} is not a finite number (minibatch {done} of the update)")
+        metrics["learning_rate"] = config.lr * scale
+        return {f"train/{name}": value for name, value in metrics.items()}
 
-    def _begin_update(self, totals: Totals, target_statistics: np.ndarray) -> None:
-        """Called with the explained variance and the mean target of all replicas, float32 [2]."""
-        totals.explained_variance = float(target_statistics[0])
+    def _begin_update(self, mean_target: float) -> None:
+        """Called before the first gradient step with the mean value target of all replicas."""
 
     def _extra_inputs(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
         """Further inputs of the losses for each sample, [R, T, B, ...] each."""
         return ()
-
-    def _epoch(self, epoch: int, batch: tuple, totals: Totals, on_step: Callable[[int], None]) -> None:
-        """Takes the minibatches of one pass, several in each compiled call.
-
-        Raises TrainingError if the workers take different numbers of steps in a call.
-        """
-        index, end = (tf.constant((epoch + k) * self._config.steps_per_epoch) for k in (0, 1))
-        while index < end and not totals.ended:
-            until = tf.minimum(index + self._steps_a_call(), end)
-            steps, ended, agreed, sums, error = self._compiled_steps(
-                batch, index, until, tf.constant(totals.sums)
-            )
-            if not agreed:
-                raise TrainingError("the workers take different numbers of gradient steps in one call")
-            totals.add(int(steps), bool(ended), sums.numpy(), float(error))
-            index += steps
-            on_step(int(index))
 
     def _steps_a_call(self) -> int:
         """The number of gradient steps of one compiled call.
@@ -606,25 +577,24 @@ class PPOAgent(ActorCriticAgent):
     ) -> tuple[tf.Tensor, ...]:
         """Takes the minibatches `index` to `end` - 1 of the update, or fewer if one of them ends the update.
 
-        Returns the number of minibatches, True if the update ends, True if all workers have the same `end`,
-        the sums of all metrics so far (`sums` are those before the call), and the largest |ratio - 1| of the
-        first minibatch of the update.
+        Returns the number of minibatches of the update so far, True if the update ends, the sums of all
+        metrics so far (`sums` are those before the call), and the largest |ratio - 1| of the first minibatch
+        of the update.
         """
-        config, began = self._config, index
+        config = self._config
         step_on_replica = tf.autograph.experimental.do_not_convert(self._step_on_replica)
-        ended, agreed, first_error = tf.constant(False), tf.constant(True), tf.constant(0.0)
+        ended, first_error = tf.constant(False), tf.constant(0.0)
         while index < end and not ended:
-            outcome = self._runtime.strategy.run(step_on_replica, args=(*batch, index, end))
+            outcome = self._runtime.strategy.run(step_on_replica, args=(*batch, index))
             # These are sums over all replicas, so all workers stop together.
-            means, error, ends = (self._runtime.first(x) for x in outcome)
-            agreed = tf.reduce_all(ends == tf.cast(end, tf.float32))
-            ended = not agreed or not tf.reduce_all(tf.math.is_finite(means))
+            means, error = (self._runtime.first(x) for x in outcome)
+            ended = not tf.reduce_all(tf.math.is_finite(means))
             if config.target_kl is not None:
                 ended = ended or means[self.means.index("approx_kl")] > config.target_kl
             if index == 0:
                 first_error = error
             sums, index = sums + means, index + 1
-        return index - began, ended, agreed, sums, first_error
+        return index, ended, sums, first_error
 
     def _step_on_replica(
         self,
@@ -633,18 +603,11 @@ class PPOAgent(ActorCriticAgent):
         starts: tf.Tensor,  # of `_minibatches`, [E * M, q]
         scale: tf.Tensor,  # multiplies the learning rates
         index: tf.Tensor,
-        end: tf.Tensor,
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Takes one minibatch; its means with the gradient's norm, its largest |ratio - 1|, and `end`.
-
-        `end` comes from every replica, float32 [replicas].
-        """
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Takes one minibatch; its means with the gradient's norm, and its largest |ratio - 1|."""
         shared = (tf.nest.map_structure(flat, samples), moments[index], index)
-        outcome = self.learning.gradient_step(
-            "update", starts[index], shared, scale, gathered=(tf.cast(end, tf.float32),)
-        )
-        (ends,) = outcome.gathered
-        return tf.concat([outcome.means, [outcome.norm]], axis=0), outcome.errors, ends
+        outcome = self.learning.gradient_step("update", starts[index], shared, scale)
+        return tf.concat([outcome.means, [outcome.norm]], axis=0), outcome.errors
 
     def _minibatch_loss(self, weights: Weights, starts: tf.Tensor, shared: Any) -> Losses:
         """The losses of the samples of the sequences that begin at rows int32 [q] of the rollout's arrays."""
