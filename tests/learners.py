@@ -126,3 +126,8 @@ def build_actor_critic(*, observation_spec, action_spec, precision="float32", **
     }
     config = types.SimpleNamespace(**settings | changes)
     return ActorCritic(config, observation_spec, action_spec, precision)
+
+
+def initial_arrays(network):
+    """The initial weights of a network by NETWORK/LAYER/NAME."""
+    return network.split(network.initial())

@@ -169,7 +169,8 @@ def test_an_export_takes_the_mask_and_obeys_it(name, tmp_path):
     config, _ = parse(name, tmp_path)
     network, generator = config.make_network("float32"), np.random.default_rng(0)
     arrays = {
-        n: generator.normal(size=a.shape).astype(np.float32) for n, a in network.initial_arrays().items()
+        n: generator.normal(size=a.shape).astype(np.float32)
+        for n, a in learners.initial_arrays(network).items()
     }
     export(tmp_path / "export", config, arrays, precision="float32")
     env = registry.make(EnvSpec.of(config, num_envs=40, seed=5))

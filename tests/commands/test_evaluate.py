@@ -14,6 +14,7 @@ from pathlib import Path
 import imageio.v3 as imageio
 import numpy as np
 import pytest
+from learners import initial_arrays
 from made_runs import make_run
 from refusals import refusal
 from scripted import Acting, scripted, still
@@ -59,7 +60,7 @@ def run(tmp_path_factory):
     text = (path / "config.yaml").read_text().replace("env: fruitbot", "env: catch")
     (path / "config.yaml").write_text(text)
     (path / "results.json").unlink()
-    weights = of_run(path).make_network("float32").initial_arrays()
+    weights = initial_arrays(of_run(path).make_network("float32"))
     (path / "export").mkdir()
     np.savez(path / "export" / "weights.npz", **weights)
     (path / "export" / "config.yaml").write_text(text)
@@ -95,7 +96,7 @@ def test_a_wider_network_goes_from_its_settings_to_files_and_back(tmp_path, caps
 
     wide = parse(["--env", "catch", "--torso-width", "2", "--precision", "float32"])
     network = wide.make_network("float32")
-    weights = network.initial_arrays()
+    weights = initial_arrays(network)
     vectors = {name: tf.constant(vector) for name, vector in network.initial().items()}
     assert weights["torso/stage1_conv/kernel"].shape == (3, 3, 1, 32)
     export(tmp_path, wide, weights, precision="float32")

@@ -4,6 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
+from learners import initial_arrays
 from made_envs import made
 
 from tfrl import config as settings
@@ -19,7 +20,7 @@ def exported_action(folder, config, observations, as_seen=None):
     """Of the exported policy, and of the network, which may see the observations in another layout."""
     network = config.make_network("float32")
     rng = np.random.default_rng(0)
-    weights = {name: rng.standard_normal(w.shape, np.float32) for name, w in network.initial_arrays().items()}
+    weights = {name: rng.standard_normal(w.shape, np.float32) for name, w in initial_arrays(network).items()}
     vectors = {name: tf.constant(vector) for name, vector in network.join(weights).items()}
     export(folder, config, weights, precision="float32")
     outputs = network.forward_pass(on_gpu=False, at_once=1)(

@@ -75,9 +75,9 @@ def parse(algorithm, tmp_path, *flags):
 
 def test_weights_and_their_names_do_not_depend_on_what_was_built_before(tmp_path):
     config = parse("ppo", tmp_path, *PPO, "--torso", named(shortcut), "--no-share-torso")
-    one = config.make_network("float32").initial_arrays()
+    one = learners.initial_arrays(config.make_network("float32"))
     keras.layers.Dense(3)(keras.Input((2,)))
-    other = config.make_network("float32").initial_arrays()
+    other = learners.initial_arrays(config.make_network("float32"))
     names = {"dense/kernel", "dense/bias", "dense_1/kernel", "dense_1/bias"}
     names |= {"layer_normalization/gamma", "layer_normalization/beta"}
     for torso in ("actor_torso", "critic_torso"):

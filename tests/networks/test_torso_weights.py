@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from learners import build_actor_critic
+from learners import build_actor_critic, initial_arrays
 from processes import results
 
 from tfrl import ppo_procgen
@@ -23,7 +23,7 @@ def torso(seed):
         precision="float32",
         seed=seed,
     )
-    return {name: value for name, value in network.initial_arrays().items() if name.startswith("torso/")}
+    return {name: value for name, value in initial_arrays(network).items() if name.startswith("torso/")}
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from learners import build_actor_critic
+from learners import build_actor_critic, initial_arrays
 
 import resnet
 from resnet import evaluate, learner
@@ -331,7 +331,7 @@ def test_the_network_is_as_wide_as_asked_for():
 def test_weights_of_another_width_are_refused_before_tensorflow_and_by_their_shapes(tmp_path):
     export = tmp_path / "export"
     export.mkdir()
-    wide = agent("impala", torso_options={"width": 2}).initial_arrays()
+    wide = initial_arrays(agent("impala", torso_options={"width": 2}))
     np.savez(export / "weights.npz", **{k: v for k, v in wide.items() if k.startswith("torso/")})
     with pytest.raises(UserError, match=r"kernel has shape \(3, 3, 3, 32\).*--torso-width"):
         weights.torso_vectors(agent("impala"), str(tmp_path))

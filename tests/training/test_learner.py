@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from learners import build_actor_critic, updated
+from learners import build_actor_critic, initial_arrays, updated
 from learners import make as make_learner
 from refusals import refusal
 
@@ -32,7 +32,7 @@ def in_env_order(array):
 def test_a_run_begins_with_the_weights_and_levels_of_its_seed(small, learner):
     agent = learner(small(seed=3, num_levels=5, start_level=7, replicas=2))
     specs = {"observation_spec": agent.envs.observation_spec, "action_spec": agent.envs.action_spec}
-    expected = build_actor_critic(**specs, torso="cookbook", share_torso=True, seed=3).initial_arrays()
+    expected = initial_arrays(build_actor_critic(**specs, torso="cookbook", share_torso=True, seed=3))
     found = agent.weights()
     assert set(found) == set(expected)
     for name, weight in expected.items():

@@ -5,12 +5,14 @@ CONTRIBUTING.md says how to add an algorithm.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from tfrl.algorithms.acting import ActingNetwork
+from tfrl.cli.errors import TrainingError
 from tfrl.config.run import RLSettings
 from tfrl.networks.weights import AGENT_PREFIX, PREFIX, weights_of
 from tfrl.run.checkpoint import under, with_prefix
@@ -103,3 +105,10 @@ class Agent:
         """
         self.learning.set_state({**under(AGENT_PREFIX, state), **self.network.join(weights_of(state))})
         self.acting.forget()
+
+
+def check_finite(values: Iterable[tuple[str, float]], where: str = "") -> None:
+    """Raises TrainingError if a value is infinite or NaN; `where` is the end of its sentence."""
+    for name, value in values:
+        if not math.isfinite(value):
+            raise TrainingError(f"{name} is not a finite number{where}")

@@ -15,7 +15,8 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 
 from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSettings, flat, units_of_part
-from tfrl.cli.errors import TrainingError, UserError
+from tfrl.algorithms.algorithm import check_finite
+from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import ENVS, Network, Task
@@ -235,10 +236,8 @@ class ImpalaAgent(ActorCriticAgent):
         sums = np.zeros(len(_MEANS) + len(_MOMENTS) + 1)
         for index in range(config.num_minibatches):
             means = self._learn(batch, tf.constant(index), tf.constant(scale)).numpy()
-            if not np.isfinite(means).all():
-                names = (*_MEANS, *("value_loss",) * len(_MOMENTS), "grad_norm")
-                bad = names[int(np.flatnonzero(~np.isfinite(means))[0])]
-                raise TrainingError(f"{bad} is not a finite number (gradient step {index + 1} of the update)")
+            names = (*_MEANS, *("value_loss",) * len(_MOMENTS), "grad_norm")
+            check_finite(zip(names, means, strict=True), f" (gradient step {index + 1} of the update)")
             sums += means
             on_step(index + 1)
         return _metrics(sums / config.num_minibatches) | {"train/learning_rate": config.lr * scale}

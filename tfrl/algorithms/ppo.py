@@ -14,7 +14,8 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSettings, flat, units_of_part
-from tfrl.cli.errors import TrainingError, UserError
+from tfrl.algorithms.algorithm import check_finite
+from tfrl.cli.errors import UserError
 from tfrl.cli.flags import FRACTION, NATURAL, NOT_NEGATIVE, POSITIVE, Range
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Network, Task
@@ -462,9 +463,7 @@ class PPOAgent(ActorCriticAgent):
         means = (sums.numpy() / np.float32(done)).tolist()
         metrics = dict(zip((*self.means, "grad_norm"), means, strict=True))
         metrics |= {"explained_variance": explained, "first_ratio_error": first_error}
-        bad = [name for name, value in metrics.items() if not np.isfinite(value)]
-        if bad:
-            raise TrainingError(f"{bad[0]} is not a finite number (minibatch {done} of the update)")
+        check_finite(metrics.items(), f" (minibatch {done} of the update)")
         metrics["learning_rate"] = config.lr * scale
         return {f"train/{name}": value for name, value in metrics.items()}
 

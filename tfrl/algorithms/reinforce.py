@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 
 from tfrl.algorithms.acting import ActingNetwork
-from tfrl.algorithms.algorithm import Agent
-from tfrl.cli.errors import TrainingError, UserError
+from tfrl.algorithms.algorithm import Agent, check_finite
+from tfrl.cli.errors import UserError
 from tfrl.cli.flags import ANY, COUNT, MOST, NOT_NEGATIVE, POSITIVE, TIMEOUT, Range
 from tfrl.cli.settings import NoResult
 from tfrl.config.run import ENVS, Hardware, Learning, RLSettings, Run, Task, Torso
@@ -228,7 +228,8 @@ class ReinforceAgent(Agent):
         self, weights: tf.Tensor, observations: tf.Tensor, noise: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         policy = self.network.distribution(self.network.parameters(weights, observations, noise))
-        return policy.sample_with_log_prob(noise[:, : self.network.noise_size])
+        actions = policy.sample(noise[:, : self.network.noise_size])
+        return actions, policy.log_prob(actions)
 
     # Learning
 
@@ -256,9 +257,7 @@ class ReinforceAgent(Agent):
             error = max(error, float(error_of_part))
         norm = float(tf.norm(gradient))
         found = dict(zip(_SUMS, sums.tolist(), strict=True)) | {"grad_norm": norm}
-        for name, value in found.items():
-            if not np.isfinite(value):
-                raise TrainingError(f"{name} is not a finite number")
+        check_finite(found.items())
         self._apply(gradient)
         self.acting.forget()
         found |= {"learning_rate": config.lr, "first_ratio_error": error}

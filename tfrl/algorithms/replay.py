@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 
 from tfrl.algorithms.acting import ExploringNetwork
-from tfrl.algorithms.algorithm import Agent
-from tfrl.cli.errors import TrainingError, UserError
+from tfrl.algorithms.algorithm import Agent, check_finite
+from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT, POSITIVE, Range, flag
 from tfrl.config.distributed import DistributedSettings
 from tfrl.config.run import ENVS, ScheduledLearning
@@ -268,14 +268,12 @@ class Prepared(NamedTuple):
 
     Attributes:
       arguments: those of the compiled function.
-      shapes: of the arrays of the K batches.
       rows: the rows of the replay that the batches have, int64 [K, B, b].
       steps_done: the number of earlier gradient steps.
       steps: the number of gradient steps, one for each of the first batches.
     """
 
     arguments: tuple[Any, ...]
-    shapes: tuple[tuple[int, ...], ...]
     rows: np.ndarray
     steps_done: int
     steps: int
@@ -325,7 +323,7 @@ class ReplayAgent(Agent):
         self._is_one_program = config.has_one_topology and runtime.is_one_cpu
         self._acts_meanwhile = config.has_one_topology and self.acting.acts_in_arrays
         self._compiled_steps = tf.function(self._take_steps, jit_compile=self._is_one_program)
-        self._by_shapes: dict[tuple[tuple[int, ...], ...], Callable] = {}
+        self._traced_steps: Callable[..., Any] | None = None
         observation, action = registry.specs(config)
         fields = dict.fromkeys(("observation", "next_observation"), observation) | {"action": action}
         shapes = {name: spec.shape for name, spec in fields.items() if spec.dtype == "float32"}
@@ -421,12 +419,11 @@ class ReplayAgent(Agent):
         config = self._config
         fields = batch._asdict() | {"noise": noise}
         del fields["rows"]
-        joined = self._join(fields)
-        shapes = tuple(x.shape for x in joined.values())
-        rows = {name: self._runtime.per_replica(self._by_replica(x)) for name, x in joined.items()}
+        joined = self._join(fields).items()
+        rows = {name: self._runtime.per_replica(self._by_replica(x)) for name, x in joined}
         scale = learning_rate(config.lr_schedule, 1.0, iteration, config.num_updates)
         arguments = (rows, tf.constant([steps_done, count]), tf.constant(scale, tf.float32))
-        return Prepared(arguments, shapes, batch.rows, steps_done, count)
+        return Prepared(arguments, batch.rows, steps_done, count)
 
     def begin_gradient_steps(self, prepared: Prepared) -> PendingSteps:
         """Starts gradient steps, and returns a function that waits for them.
@@ -438,27 +435,23 @@ class ReplayAgent(Agent):
         of each transition, float32 [count, B, b]. It raises TrainingError if a loss is not finite, which all
         replicas see at the same step.
         """
-        # Found by the shapes: TensorFlow's own look at the arguments takes longer than a small network.
-        arguments, shapes, _, steps_done, count = prepared
-        if shapes not in self._by_shapes:
-            self._by_shapes[shapes] = self._compiled_steps.get_concrete_function(*arguments)
+        arguments, rows, steps_done, count = prepared
+        if self._traced_steps is None:
+            # A run has one trace, and TensorFlow's own search for it takes longer than a small network.
+            self._traced_steps = self._compiled_steps.get_concrete_function(*arguments)
         if self._acts_meanwhile:
             self.acting.keep()
-        done, sums, errors, vectors = self._by_shapes[shapes](*arguments)
+        done, sums, errors, vectors = self._traced_steps(*arguments)
         if not self._acts_meanwhile:
             self._act_with(vectors)
 
         def results() -> tuple[dict[str, float], np.ndarray]:
             totals = dict(zip(self._reported, sums.numpy().tolist(), strict=True))
-            bad = [name for name, value in totals.items() if not np.isfinite(value)]
-            if bad:
-                raise TrainingError(
-                    f"{bad[0]} is not a finite number (gradient step {steps_done + int(done)})"
-                )
+            check_finite(totals.items(), f" (gradient step {steps_done + int(done)})")
             if self._acts_meanwhile:
                 self._act_with(vectors)
-            rows = [e.numpy()[:count].reshape(count, -1, shapes[0][2]) for e in errors]
-            return {f"train/{name}": value for name, value in totals.items()}, np.concatenate(rows, axis=1)
+            parts = [e.numpy()[:count].reshape(count, -1, rows.shape[2]) for e in errors]
+            return {f"train/{name}": value for name, value in totals.items()}, np.concatenate(parts, axis=1)
 
         return results
 

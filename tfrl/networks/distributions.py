@@ -31,11 +31,6 @@ class Distribution(ABC):
     def log_prob(self, actions: tf.Tensor) -> tf.Tensor:
         """log pi(a), float32 [B], of actions [B, *shape]."""
 
-    def sample_with_log_prob(self, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The actions of `sample`, and their log pi(a), float32 [B]."""
-        actions = self.sample(noise)
-        return actions, self.log_prob(actions)
-
     @abstractmethod
     def entropy(self) -> tf.Tensor:
         """-E[log pi(a)], float32 [B], in nats."""

@@ -387,10 +387,6 @@ class Network:
             for name, array in function.split(np.asarray(vectors[network])).items()
         }
 
-    def initial_arrays(self) -> dict[str, np.ndarray]:
-        """The initial arrays of a run by NETWORK/NAME."""
-        return self.split(self.initial())
-
 
 def seeds_of(seed: int, count: int) -> list[int]:
     """Seeds of the initial weights of `count` parts, in [0, 2^31), as Keras wants them."""

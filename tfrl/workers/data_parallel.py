@@ -129,11 +129,14 @@ class DataParallel:
     ) -> None:
         self._runtime = runtime
         self._steps = dict(steps)
-        self._targets, self._tau = tuple(targets), tau
+        self._targets = tuple(targets)
         self._names = tuple(vectors)
         state = {**vectors, **{TARGET + name: vectors[name] for name in targets}}
         self._slots = {
-            name: {vector: _slot_names(step, vector) for vector in step.learned}
+            name: {
+                vector: {slot: f"{step.prefix}{vector}/{slot}" for slot in step.optimizer.slots}
+                for vector in step.learned
+            }
             for name, step in self._steps.items()
         }
         for name, step in self._steps.items():
@@ -152,7 +155,10 @@ class DataParallel:
             n: graph(functools.partial(self._updated, s), jit_compile=compiled)
             for n, s in self._steps.items()
         }
-        self._moved = graph(self._moved_targets, jit_compile=compiled)
+        self._moved = graph(
+            lambda pairs: [tf.identity(new) if tau == 1.0 else polyak(old, new, tau) for old, new in pairs],
+            jit_compile=compiled,
+        )
 
     # Weights
 
@@ -233,11 +239,6 @@ class DataParallel:
         values = self._moved([tuple(self._variables[n].read_value() for n in pair) for pair in pairs])
         for (target, _), value in zip(pairs, values, strict=True):
             self._variables[target].assign(value)
-
-    def _moved_targets(self, pairs: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> list[tf.Tensor]:
-        if self._tau == 1.0:
-            return [tf.identity(source) for _, source in pairs]
-        return [polyak(target, source, self._tau) for target, source in pairs]
 
     def _summed_gradients(self, name: str, rows: Any, shared: Any) -> Any:
         """This replica's gradients and sums of metrics, and the errors of each of its parts, [parts, ...].
@@ -344,10 +345,6 @@ def one_hot_by_replica(value: tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
     place = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
     return tf.where(place > 0, value, 0.0)
-
-
-def _slot_names(step: GradientStep, vector: str) -> dict[str, str]:
-    return {slot: f"{step.prefix}{vector}/{slot}" for slot in step.optimizer.slots}
 
 
 def _variable(value: np.ndarray) -> tf.Variable:
