@@ -177,7 +177,6 @@ class Config(Run, Learning, Task, settings.Settings):
                 f"--micro-batch {self.micro_batch} would change batch normalization, which needs a replica's "
                 "whole batch at once; use --normalization group or none."
             )
-        self.check_topology(1, max(1, self.replicas))
 
     def check_topology(self, workers: int, replicas_per_worker: int) -> None:
         """Raises UserError if a batch does not divide by the replicas of all workers, or by --micro-batch."""

@@ -144,11 +144,6 @@ class Config(IMPALA, RolloutSettings):
         of_vectors = registry.family(self.env).preset == "gymnasium" and not self.shows_images
         return "gymnasium" if of_vectors else "procgen"
 
-    def check(self) -> None:
-        """Raises UserError for the first setting that cannot work on any machine."""
-        super().check()
-        self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))
-
 
 # The reports of a gradient step: means over its samples. The moments are those of the targets and of the
 # values' errors.

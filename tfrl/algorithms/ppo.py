@@ -290,8 +290,6 @@ class Config(PPO, RolloutSettings):
                 f"--num-steps must be divisible by --num-minibatches {self.num_minibatches}; got "
                 f"{self.num_steps}."
             )
-        # A failure with one worker is a failure with more workers, whose shares are fractions of its share.
-        self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))
 
 
 def _two_sums(x: tf.Tensor, axis: int | tuple[int, ...]) -> tf.Tensor:

@@ -153,7 +153,6 @@ class Config(Observers, REINFORCE, RLSettings):
             )
         if self.ray_address is not None and not self.observers:
             raise UserError("--ray-address needs --observers: without observers nothing runs on Ray.")
-        self.check_topology(workers=1, replicas_per_worker=max(1, self.replicas))
 
 
 _SUMS = ("policy_loss", "entropy")

@@ -254,8 +254,6 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
                 f"--updates-per-step {self.updates_per_step:g} leave no gradient step in --total-steps "
                 f"{self.total_steps}."
             )
-        # A failure with one worker is a failure with more workers, whose shares are fractions of its share.
-        self.check_topology(workers=self.learners, replicas_per_worker=max(1, self.replicas))
 
 
 PendingSteps = Callable[[], tuple[dict[str, float], np.ndarray]]

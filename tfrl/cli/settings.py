@@ -229,6 +229,8 @@ class Settings(Run, Hardware, ABC):
     def validate(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine, or has no effect."""
         self.check()
+        # A failure with one worker is a failure with more workers, whose shares are fractions of its share.
+        self.check_topology(workers=getattr(self, "learners", 1), replicas_per_worker=max(1, self.replicas))
         plain = self.of_preset(self.preset)
         for name, why in self.ineffective.items():
             value = getattr(self, name)
