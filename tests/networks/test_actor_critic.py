@@ -44,13 +44,14 @@ def test_a_bfloat16_torso_has_float32_heads():
         np.testing.assert_allclose(found, expected, atol=0.05 * np.abs(expected).max())
 
 
-def test_shared_features_are_what_either_model_computes_alone():
-    network = build()
-    observations = np.random.default_rng(0).integers(0, 256, (4, 10, 5, 1), np.uint8)
+@pytest.mark.parametrize("share_torso", [True, False])
+def test_an_output_alone_is_that_of_the_whole_pass(share_torso):
+    network, how = build(share_torso=share_torso), {"on_gpu": False, "at_once": 2}
+    observations = tf.constant(np.random.default_rng(0).integers(0, 256, (4, 10, 5, 1), np.uint8))
     weights = {name: tf.constant(vector) for name, vector in network.initial().items()}
-    logits, values = network.outputs(weights, tf.constant(observations))
-    np.testing.assert_array_equal(logits, network.parameters(weights, tf.constant(observations)))
-    np.testing.assert_array_equal(values, network.values(weights, tf.constant(observations)))
+    logits, values = network.forward_pass(**how)(weights, observations)
+    np.testing.assert_array_equal(network.output_pass(0, **how)(weights, observations), logits)
+    np.testing.assert_array_equal(network.value_pass(**how)(weights, observations), values)
     assert logits.shape == (4, 3) and values.shape == (4,)
 
 

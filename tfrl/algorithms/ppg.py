@@ -166,7 +166,9 @@ class PPGAgent(PPOAgent):
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
         self.metric_names += AUXILIARY
-        self._policy_pass = self.network.policy_pass(on_gpu=runtime.uses_gpu, at_once=runtime.parts_at_once)
+        self._policy_pass = self.network.output_pass(
+            0, on_gpu=runtime.uses_gpu, at_once=runtime.parts_at_once
+        )
         self.targets = np.empty(0, np.float32)
 
     def make_steps(self) -> dict[str, GradientStep]:
@@ -226,7 +228,7 @@ class PPGAgent(PPOAgent):
 
         def of_sequences(part: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             rows, remembered = (_by_time(x) for x in part)
-            logits = self.network.parameters(weights, rows, self._sequences_of(remembered))
+            logits, *_ = self.network.outputs(weights, rows, self._sequences_of(remembered))
             return [tf.transpose(tf.reshape(logits, (length, -1, size)), (1, 0, 2))]
 
         rows = [tf.reshape(x, (-1, length, *x.shape[1:])) for x in (observations, *memory)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -223,40 +222,31 @@ class ActorCritic(Network):
         """`Sequences` from the memory before each step, float32 [U * n, M]; `count` is n."""
         return Sequences(memory[:count, : self.state_size], keep, memory[:, self.state_size :])
 
-    def parameters(
-        self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | None = None
-    ) -> tf.Tensor:
-        """Only the distribution parameters, float32 [B, P]."""
-        features, *_ = self.features(weights, "actor", self.inputs(weights, observations), memory)
-        return self.entrance.shut(observations, self.functions["actor"](weights["actor"], features))
+    def output_pass(
+        self, place: int, *, on_gpu: bool, at_once: int, part_rows: int | None = None
+    ) -> Callable[..., tf.Tensor]:
+        """Returns the output at this place of `outputs`, in parts; `part_rows` is that of `in_parts`.
 
-    def values(self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | None = None) -> tf.Tensor:
-        """Only the values, float32 [B]."""
-        features, *_ = self.features(weights, "critic", self.inputs(weights, observations), memory)
-        return self.functions["critic"](weights["critic"], features)[:, 0]
-
-    def policy_pass(self, *, on_gpu: bool, at_once: int) -> Callable[..., tf.Tensor]:
-        """Returns `parameters` for acting, in parts; it does not compute a critic's own torso."""
-        size = self.distribution.parameters_size
-        return self._pass_of(self.parameters, tf.TensorSpec([size]), on_gpu=on_gpu, at_once=at_once)
+        TensorFlow does not compute what only the other outputs need, such as a critic's own torso.
+        """
+        of_rows = self.in_parts(
+            lambda weights, *rows: [self.outputs(weights, *rows)[place]],
+            [self._signature[place]],
+            on_gpu=on_gpu,
+            at_once=at_once,
+            part_rows=part_rows,
+        )
+        return lambda weights, *rows: of_rows(weights, *rows)[0]
 
     def value_pass(
         self, *, on_gpu: bool, at_once: int, part_rows: int | None = None
     ) -> Callable[..., tf.Tensor]:
-        """Returns `values` for acting, in parts; `part_rows` is that of `in_parts`, for small networks."""
+        """Returns the values, in parts; `part_rows` is that of `in_parts`, for small networks."""
         if self.is_small:
-            signature = tf.TensorSpec([])
-            return self._pass_of(self.values, signature, on_gpu=on_gpu, at_once=at_once, part_rows=part_rows)
+            return self.output_pass(1, on_gpu=on_gpu, at_once=at_once, part_rows=part_rows)
         # Without the policy's head, convolutions round differently.
         forward = self.forward_pass(on_gpu=on_gpu, at_once=at_once)
         return lambda weights, *rows: forward(weights, *rows)[1]
-
-    def _pass_of(
-        self, method: Callable[..., tf.Tensor], signature: tf.TensorSpec, **how: Any
-    ) -> Callable[..., tf.Tensor]:
-        """`in_parts` of a method with one output."""
-        of_rows = self.in_parts(lambda weights, *rows: [method(weights, *rows)], [signature], **how)
-        return lambda weights, *rows: of_rows(weights, *rows)[0]
 
     # Acting in NumPy
 
