@@ -122,9 +122,9 @@ class Config(Run, Learning, Task, settings.Settings):
     step_name: ClassVar[str] = "step"
 
     @property
-    def in_parts(self) -> bool:
-        """False: batch normalization needs whole batches."""
-        return False
+    def whole_batches(self) -> bool:
+        """True: batch normalization needs whole batches."""
+        return True
 
     @property
     def default_run_name(self) -> str:

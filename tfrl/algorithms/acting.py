@@ -49,7 +49,7 @@ class ActingNetwork:
       at_once: parts of a forward pass that CPUs compute at the same time.
 
     Attributes:
-      in_arrays: True if NumPy can compute the network. It depends only on the settings.
+      numpy_can_act: True if NumPy can compute the network. It depends only on the settings.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class ActingNetwork:
         self._config = config
         self._read = read
         self._forward = network.forward_pass(on_gpu=on_gpu, at_once=at_once)
-        self.in_arrays = network.fits_arrays
+        self.numpy_can_act = network.fits_arrays
         self._array_pass: Callable[[np.ndarray], np.ndarray] | None = None
 
     @property
-    def acts_in_arrays(self) -> bool:
+    def numpy_acts(self) -> bool:
         """True if NumPy also acts in the training envs."""
-        return self.in_arrays and self._config.num_envs <= _MOST_ENVS
+        return self.numpy_can_act and self._config.num_envs <= _MOST_ENVS
 
     def forget(self) -> None:
         """Drops the cached NumPy weights, because the weights change."""
@@ -100,7 +100,7 @@ class ActingNetwork:
         They are drawn by noise float32 [B, K]; None gives the most likely actions. A recurrent network also
         takes its memory [B, M], and returns (actions, states [B, S]).
         """
-        if self.in_arrays:
+        if self.numpy_can_act:
             outputs = self.array_pass(observations)
             return self.network.act_greedily(outputs) if noise is None else self.network.act(outputs, noise)
         rows = (None if x is None else tf.convert_to_tensor(x) for x in (observations, noise, memory))
@@ -150,7 +150,7 @@ class ActingActorCritic(ActingNetwork):
         size = observations.shape[:2]
         arguments = (observations, noise) if memory is None else (observations, noise, memory)
         observations, noise, *remembered = (x.reshape(-1, *x.shape[2:]) for x in arguments)
-        if self.acts_in_arrays:
+        if self.numpy_acts:
             parameters = self.array_pass(observations)
             actions, extras = self.network.act(parameters, noise), {"parameters": parameters}
         else:
@@ -176,7 +176,7 @@ class ActingActorCritic(ActingNetwork):
 
     def complete(self, rollout: Rollout) -> None:
         """Adds log-probabilities and values to a rollout that NumPy collected with the present weights."""
-        if not self.acts_in_arrays:
+        if not self.numpy_acts:
             return
         parameters, observations = rollout.extras["parameters"], rollout.observations[:, :-1]
         size, distribution = parameters.shape[:-1], self.network.distribution
@@ -229,7 +229,7 @@ class ExploringNetwork(ActingNetwork):
         width = self.network.noise_size
         noise = rows[:, :width]
         exploration = rows[0, width : width + len(self._config.exploration(0))]
-        if self.acts_in_arrays:
+        if self.numpy_acts:
             return self.network.act(self.array_pass(observations), noise, *exploration)
         observations, noise, *further = map(tf.convert_to_tensor, (observations, noise, *exploration))
         return self._choose(observations, noise, None, *further).numpy()

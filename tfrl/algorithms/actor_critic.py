@@ -168,7 +168,7 @@ class ActorCriticAgent(Agent):
 
         A recurrent network also takes its memory [R, B, M], and its states [R, B, S] are among the extras.
         """
-        if self.acting.acts_in_arrays:
+        if self.acting.numpy_acts:
             return self.acting.act(observations, noise)
         rows = (observations, noise) if memory is None else (observations, noise, memory)
         results = self._act(*map(self._runtime.per_replica, rows))

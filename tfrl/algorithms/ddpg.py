@@ -64,10 +64,19 @@ class DDPGAgent(ReplayAgent):
     network: ActorAndCritics
     metric_names = ("train/q_loss", "train/q_mean", "train/actor_loss", "train/learning_rate")
 
+    @property
+    def target_networks(self) -> tuple[str, ...]:
+        """The actor and the critics."""
+        return "actor", *self.network.critics
+
+    @property
+    def target_every(self) -> int:
+        """Gradient steps between two moves of the target networks: as many as between two of the actor."""
+        return self._config.target_every or self._config.policy_delay
+
     def make_steps(self) -> dict[str, GradientStep]:
         """The gradient steps of the critics and of the actor."""
         config, critics = self._config, self.network.critics
-        self.target_networks, self.target_every = ("actor", *critics), config.policy_delay
         critic_rates = (config.critic_lr or config.lr,) * len(critics)
         return {
             "critics": self.make_step(

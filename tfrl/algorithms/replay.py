@@ -187,9 +187,9 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
         return self.batch_size // parts
 
     @property
-    def in_parts(self) -> bool:
-        """False if a whole batch is one part, which then uses all cores."""
-        return not self.has_one_topology
+    def whole_batches(self) -> bool:
+        """True if a whole batch is one part, which then uses all cores."""
+        return self.has_one_topology
 
     @property
     def most_gradient_steps(self) -> int:
@@ -284,24 +284,15 @@ Rows = Mapping[str, Any]
 class ReplayAgent(Agent):
     """Networks, target networks and optimizers under a strategy; `tfrl.training.off_policy` calls it.
 
-    A subclass has the class attributes and `make_steps`.
-
-    Attributes:
-      update_noise: the number of standard normal numbers of each row of a batch.
-      target_networks: the names of the networks that have a target network.
-      target_every: gradient steps between two moves of the target networks, unless --target-every is given.
+    A subclass has `metric_names`, `target_networks` and `make_steps`, and perhaps `update_noise`.
     """
 
     _config: ReplaySettings
     acting: ExploringNetwork
-    update_noise = 0
-    target_networks: tuple[str, ...] = ()
-    target_every = 1
 
     def __init__(self, config: ReplaySettings, runtime: Runtime) -> None:
         super().__init__(config, runtime)
         self.steps = self.make_steps()
-        self.target_every = config.target_every or self.target_every
         on_gpu = runtime.uses_gpu
         self.learning = DataParallel(
             runtime,
@@ -318,9 +309,10 @@ class ReplayAgent(Agent):
             on_gpu=on_gpu,
             at_once=runtime.parts_at_once * runtime.local_replicas,
         )
-        self._is_one_program = config.has_one_topology and runtime.is_one_cpu
-        self._acts_meanwhile = config.has_one_topology and self.acting.acts_in_arrays
-        self._compiled_steps = tf.function(self._take_steps, jit_compile=self._is_one_program)
+        self._numpy_acts_meanwhile = config.has_one_topology and self.acting.numpy_acts
+        self._compiled_steps = tf.function(
+            self._take_steps, jit_compile=config.has_one_topology and runtime.is_one_cpu
+        )
         self._traced_steps: Callable[..., Any] | None = None
         observation, action = registry.specs(config)
         fields = dict.fromkeys(("observation", "next_observation"), observation) | {"action": action}
@@ -332,10 +324,24 @@ class ReplayAgent(Agent):
     def make_steps(self) -> dict[str, GradientStep]:
         """Describes the gradient steps on one batch by name, in order.
 
-        The errors of the first one are the priorities. The method also sets `target_networks` and
-        `update_noise` if they depend on the network.
+        The errors of the first one are the priorities.
         """
         raise NotImplementedError
+
+    @property
+    def target_networks(self) -> tuple[str, ...]:
+        """The names of the networks that have a target network."""
+        return ()
+
+    @property
+    def target_every(self) -> int:
+        """Gradient steps between two moves of the target networks."""
+        return self._config.target_every or 1
+
+    @property
+    def update_noise(self) -> int:
+        """The number of standard normal numbers of each row of a batch."""
+        return 0
 
     def make_step(
         self,
@@ -399,7 +405,7 @@ class ReplayAgent(Agent):
 
     def learning_in_background(self) -> contextlib.AbstractContextManager[None]:
         """Within it, `begin_gradient_steps` does not wait if NumPy acts meanwhile, on a CPU."""
-        in_background = self._is_one_program and self._acts_meanwhile
+        in_background = self._numpy_acts_meanwhile and self._runtime.is_one_cpu
         return asynchronous() if in_background else contextlib.nullcontext()
 
     def prepare(
@@ -437,16 +443,16 @@ class ReplayAgent(Agent):
         if self._traced_steps is None:
             # A run has one trace, and TensorFlow's own search for it takes longer than a small network.
             self._traced_steps = self._compiled_steps.get_concrete_function(*arguments)
-        if self._acts_meanwhile:
+        if self._numpy_acts_meanwhile:
             self.acting.keep()
         done, sums, errors, vectors = self._traced_steps(*arguments)
-        if not self._acts_meanwhile:
+        if not self._numpy_acts_meanwhile:
             self._act_with(vectors)
 
         def results() -> tuple[dict[str, float], np.ndarray]:
             totals = dict(zip(self._reported, sums.numpy().tolist(), strict=True))
             check_finite(totals.items(), f" (gradient step {steps_done + int(done)})")
-            if self._acts_meanwhile:
+            if self._numpy_acts_meanwhile:
                 self._act_with(vectors)
             parts = [e.numpy()[:count].reshape(count, -1, rows.shape[2]) for e in errors]
             return {f"train/{name}": value for name, value in totals.items()}, np.concatenate(parts, axis=1)
@@ -455,7 +461,7 @@ class ReplayAgent(Agent):
 
     def _act_with(self, vectors: Weights) -> None:
         """Acts with the new weights; `vectors` are of `_vectors_to_act`."""
-        if self.acting.acts_in_arrays:
+        if self.acting.numpy_acts:
             self.acting.use({name: vector.numpy() for name, vector in vectors.items()})
         else:
             self.acting.forget()
@@ -523,7 +529,7 @@ class ReplayAgent(Agent):
 
     def _vectors_to_act(self) -> Weights:
         """The present vectors if NumPy acts: reading them after the call takes longer than the action."""
-        return self.learning.weights(self.network.acting) if self.acting.acts_in_arrays else {}
+        return self.learning.weights(self.network.acting) if self.acting.numpy_acts else {}
 
     def _gradient_step(
         self, rows: Mapping[str, Any], number: tf.Tensor, steps_done: tf.Tensor, scale: tf.Tensor

@@ -98,16 +98,24 @@ class SACAgent(ReplayAgent):
         "train/learning_rate",
     )
 
+    @property
+    def _discrete(self) -> bool:
+        return isinstance(self.network.distribution.action_spec, Discrete)
+
+    @property
+    def target_networks(self) -> tuple[str, ...]:
+        """The critics."""
+        return self.network.critics
+
+    @property
+    def update_noise(self) -> int:
+        """Numbers for the action of the actor's loss and for that of the critics' loss."""
+        return 0 if self._discrete else 2 * self.network.noise_size
+
     def make_steps(self) -> dict[str, GradientStep]:
         """The gradient steps of the critics, and of the actor with the temperature."""
         config = self._config
-        self.target_networks = critics = self.network.critics
-        action_spec = self.network.distribution.action_spec
-        self._discrete = isinstance(action_spec, Discrete)
-        self.update_noise = 0 if self._discrete else 2 * self.network.noise_size
-        count = action_spec.encoded_size
-        natural = _SHARE * math.log(count) if self._discrete else -float(count)
-        self._entropy_target = natural if config.entropy_target is None else config.entropy_target
+        critics = self.network.critics
         learned, rates = ["actor"], [config.lr]
         if config.alpha is None:
             learned, rates = [*learned, _LOG_ALPHA], [*rates, config.alpha_lr or config.lr]
@@ -155,14 +163,19 @@ class SACAgent(ReplayAgent):
         actions, log_prob = policy.sample_with_log_prob(rows["noise"][:, self.network.noise_size :])
         qs = self.network.qs(weights, "", rows["observation"], actions)
         loss = q_learning.soft_actor_loss(qs, log_prob, tf.exp(weights[_LOG_ALPHA]))
-        return self._with_temperature(weights, loss, -log_prob, self._entropy_target)
+        target = self._config.entropy_target
+        if target is None:
+            target = -float(self.network.distribution.action_spec.encoded_size)
+        return self._with_temperature(weights, loss, -log_prob, target)
 
     def _discrete_actor_loss(self, weights: Weights, rows: Rows) -> Losses:
         log_probs = self._policy(weights, rows["observation"]).log_probs
         qs = self.network.qs(weights, "", rows["observation"])
         loss = q_learning.discrete_soft_actor_loss(qs, log_probs, tf.exp(weights[_LOG_ALPHA]))
-        target = self._entropy_target
-        if self.network.entrance.spec.num_actions and self._config.entropy_target is None:
+        target = self._config.entropy_target
+        if target is None and not self.network.entrance.spec.num_actions:
+            target = _SHARE * math.log(self.network.distribution.action_spec.encoded_size)
+        elif target is None:  # there is an action mask
             allowed = tf.reduce_sum(tf.cast(log_probs > FORBIDDEN / 2, tf.float32), axis=1)
             target = _SHARE * tf.math.log(allowed)
         return self._with_temperature(weights, loss, q_learning.categorical_entropy(log_probs), target)

@@ -14,7 +14,7 @@ from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Task, Torso
 from tfrl.ops import q_learning
 from tfrl.ops.graph import tf
-from tfrl.workers.data_parallel import TARGET, GradientStep, Weights
+from tfrl.workers.data_parallel import TARGET, Weights
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class TD3Agent(DDPGAgent):
     settings = Config  # type: ignore[assignment]  # DDPG's settings by the same names
     _config: Config  # type: ignore[assignment]  # DDPG's settings by the same names
 
-    def make_steps(self) -> dict[str, GradientStep]:
-        """DDPG's gradient steps, with noise for the smoothed targets."""
-        self.update_noise = self.network.noise_size
-        return super().make_steps()
+    @property
+    def update_noise(self) -> int:
+        """Numbers for the noise of the target actor's action."""
+        return self.network.noise_size
 
     def next_values(self, weights: Weights, rows: Rows) -> tf.Tensor:
         """The smaller value of the two target critics for the target actor's noisy actions, float32 [b]."""

@@ -202,9 +202,9 @@ class Settings(Run, Hardware, ABC):
         """Samples of one gradient step, all workers together."""
 
     @property
-    def in_parts(self) -> bool:
-        """True if everything large is computed in parts, which the cores of a CPU share."""
-        return True
+    def whole_batches(self) -> bool:
+        """True if a batch is not computed in parts, which the cores of a CPU would share."""
+        return False
 
     @property
     def least_parts(self) -> int:

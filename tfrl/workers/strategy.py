@@ -35,7 +35,7 @@ class StepSize:
     rows_per_step: int
     micro_batch: int
     least_parts: int
-    in_parts: bool = True
+    whole_batches: bool = False
 
 
 @dataclass(eq=False)
@@ -219,7 +219,7 @@ def _parts_at_once(config: Settings, num_workers: int, local_replicas: int) -> i
     Operations get one thread each if the parts of the whole minibatch can keep the cores busy. All workers
     decide the same, and the same as a single process, because other numbers of threads round differently.
     """
-    if not config.in_parts:
+    if config.whole_batches:
         return 1
     minibatch = config.rows_per_step
     replicas = num_workers * local_replicas
@@ -235,7 +235,7 @@ def _cpu_micro_batch(config: Settings | StepSize, replicas: int) -> int:
         return min(config.micro_batch, share)
     # 1, 2 and 4 replicas share a power of two of equal parts evenly, and add them in the same pairs, bit for
     # bit. There are 32 at most, because the gradients of all parts are in memory until they are added.
-    most = PART_ROWS if config.in_parts else _SERIAL_PART_ROWS
+    most = _SERIAL_PART_ROWS if config.whole_batches else PART_ROWS
     parts = next((2**k for k in range(6) if config.least_parts <= 2**k >= minibatch / most), 32)
     if minibatch % parts == 0 and share % (minibatch // parts) == 0:
         return minibatch // parts
