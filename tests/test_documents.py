@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tfrl.config import ALGORITHMS
+
 ROOT = Path(__file__).parents[1]
 _FENCES = re.compile(r"^( *)```.*?^\1```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(<?([^)\s>]+)>?\)")
@@ -74,6 +76,14 @@ def test_every_document_is_linked_from_another():
     }
     pages = {path.resolve() for path in (ROOT / "docs").rglob("*.md")}
     assert {path.name for path in pages - linked} <= {"index.md"}
+
+
+def test_every_algorithm_is_a_command_and_in_the_documents():
+    commands = {p.stem for p in (ROOT / "tfrl").glob("*.py") if "main = Command(" in p.read_text()}
+    assert commands == {"ppo_procgen", *ALGORITHMS}, "ALGORITHMS is in tfrl/config/__init__.py"
+    for name in commands:
+        assert f"tfrl.{name}`" in (ROOT / "docs/algorithms.md").read_text(), name
+        assert f"`{name}`" in (ROOT / "docs/library.md").read_text(), name
 
 
 def test_the_readme_is_short():

@@ -98,7 +98,7 @@ def test_an_unknown_flag_is_refused_with_the_nearest_known_one(algorithm, flags,
     [
         ("ppoo", " (did you mean ppo?)"),
         ("xyzzy", ""),
-        ("a2c", ""),
+        ("mcts", ""),
     ],
 )
 def test_an_unknown_algorithm_is_refused_with_the_nearest_known_one(word, hint):

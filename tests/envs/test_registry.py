@@ -23,7 +23,7 @@ def procgen_constant(name: str):
 
 def test_the_games_are_procgens():
     assert list(registry.games()) == procgen_constant("ENV_NAMES")
-    assert registry.env_names() == (*registry.games(), "catch")
+    assert {"catch", *registry.games()} <= {*registry.env_names()}
 
 
 def test_exploration_is_where_procgen_has_it():
@@ -31,7 +31,7 @@ def test_exploration_is_where_procgen_has_it():
     assert having == set(procgen_constant("EXPLORATION_LEVEL_SEEDS"))
 
 
-@pytest.mark.parametrize("env", registry.env_names())
+@pytest.mark.parametrize("env", (*registry.games(), "catch"))
 def test_modes_are_procgens_and_begin_with_easy_and_hard(env):
     modes = registry.distribution_modes(env)
     assert modes[:2] == ("easy", "hard")

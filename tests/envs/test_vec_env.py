@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfrl.envs.registry import distribution_modes, games, make
+from tfrl.envs.registry import FAMILIES, distribution_modes, games, make
 from tfrl.envs.spec import Discrete, EnvSpec
 
 ROOT = Path(__file__).parents[2]
+OF_FAMILIES = [family.names[0] for family in FAMILIES.values() if family.names]
 
 
 def play(env, actions):
@@ -41,7 +42,7 @@ def assert_same(actual, expected):
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("name", ["coinrun", "bigfish", "catch"])
+@pytest.mark.parametrize("name", ["coinrun", *OF_FAMILIES])
 def test_a_state_round_trip_repeats_100_steps(name):
     env = make(EnvSpec(name, num_envs=4, seed=3))
     play(env, drawn_actions(45, env))  # catch has just ended its fifth episode
@@ -70,7 +71,7 @@ def test_a_state_of_any_game_goes_into_other_envs(name, mode):
     assert_same(play(there, actions), play(here, actions))
 
 
-@pytest.mark.parametrize("name", ["coinrun", "starpilot", "catch"])
+@pytest.mark.parametrize("name", ["coinrun", "starpilot", *OF_FAMILIES])
 @pytest.mark.parametrize("indices", [[0, 1, 2], [3, 4, 5], [5, 0], [2]])
 def test_a_slice_of_the_global_vector_is_the_same_envs(name, indices):
     spec = EnvSpec(name, num_envs=6, seed=5, num_levels=0)
@@ -82,7 +83,7 @@ def test_a_slice_of_the_global_vector_is_the_same_envs(name, indices):
     assert_same(play(part, actions[:, indices]), expected)
 
 
-@pytest.mark.parametrize("name", ["coinrun", "catch"])
+@pytest.mark.parametrize("name", ["coinrun", *OF_FAMILIES])
 def test_results_depend_on_the_seed_and_not_on_threads(name):
     def trajectory(**changes):
         env = make(EnvSpec(**{"env": name, "num_envs": 4, "seed": 1, "num_levels": 0, **changes}))
@@ -92,10 +93,10 @@ def test_results_depend_on_the_seed_and_not_on_threads(name):
     assert any((a != b).any() for a, b in zip(trajectory(), trajectory(seed=2), strict=True))
 
 
-@pytest.mark.parametrize("name", ["bigfish", "catch"])
+@pytest.mark.parametrize("name", OF_FAMILIES)
 def test_a_time_limit_truncates_and_disturbs_no_other_env(name):
     """Envs have different ages, so one is truncated while the others continue."""
-    limit = 7
+    limit = 7  # shorter than an episode
     spec, free = EnvSpec(name, num_envs=3, seed=5, max_episode_steps=limit), EnvSpec(name, num_envs=3, seed=5)
     env, ahead = make(spec), make(spec)
     for _ in range(3):

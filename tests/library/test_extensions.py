@@ -9,6 +9,7 @@ import sys
 import types
 from pathlib import Path
 from typing import Annotated
+from unittest import mock
 
 import gymnasium
 import numpy as np
@@ -19,7 +20,7 @@ from processes import ROOT
 import tfrl
 from tfrl.algorithms import dqn, ppo
 from tfrl.cli.flags import NOT_NEGATIVE
-from tfrl.config import hyperparameters
+from tfrl.config import hyperparameters, reader_of
 from tfrl.envs import registry
 from tfrl.ops import q_learning
 from tfrl.training.command import of_algorithm
@@ -130,12 +131,18 @@ def test_a_users_algorithm_without_a_kl_refuses_to_end_an_update_by_it(tmp_path)
         train(tmp_path, "kl", target_kl=0.1)
 
 
-class ColumnPPO(ppo.PPOAgent):
-    """Its losses are a column [n, 1]."""
+class MeanPPO(ppo.PPOAgent):
+    """Its loss is a mean, []."""
 
     def _losses(self, weights, samples, index):
         loss, metrics, ratio = super()._losses(weights, samples, index)
-        return loss[:, None], metrics, ratio
+        return tf.reduce_mean(loss), metrics, ratio
+
+
+class FewPPO(ppo.PPOAgent):
+    """Its losses return more metrics than it names."""
+
+    means = ("policy_loss",)
 
 
 class ColumnDQN(dqn.DQNAgent):
@@ -145,15 +152,39 @@ class ColumnDQN(dqn.DQNAgent):
         return super().td_losses(qs, target[:, None], rows)
 
 
-@pytest.mark.parametrize(("algorithm", "shape"), [(ColumnPPO, r"\(\d+, 1\)"), (ColumnDQN, r"\(8, 8\)")])
-def test_losses_that_are_not_one_number_for_each_sample_are_refused(algorithm, shape, tmp_path):
+class BareDQN(dqn.DQNAgent):
+    """Its loss has no errors, from which priorities would come."""
+
+    def _loss(self, weights, rows):
+        return super()._loss(weights, rows)._replace(errors=None)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sentence"),
+    [
+        (MeanPPO, "the loss of .* has the shape (); give one number for each sample, [n], without a mean."),
+        (
+            ColumnDQN,
+            "the loss of q has the shape (8, 8); give one number for each sample, [n], without a mean.",
+        ),
+        (FewPPO, "FewPPO has 1 `means`, and its `_losses` returns 5 metrics."),
+        (BareDQN, "the Losses of q need `errors`, [n]."),
+        (
+            type("TypoPPO", (ppo.PPOAgent,), {"defaults": {"epoch": 1}}),
+            "TypoPPO has no setting epoch (did you mean epochs?).",
+        ),
+    ],
+    ids=["mean", "column", "few", "bare", "typo"],
+)
+def test_faults_of_a_users_algorithm_give_one_sentence(algorithm, sentence, tmp_path):
     few = {"total_steps": 64, "num_envs": 1, "hidden": (8,)}
-    if algorithm is ColumnPPO:
+    if issubclass(algorithm, ppo.PPOAgent):
         few |= {"num_steps": 32, "num_minibatches": 1}
     else:
         few |= {"iteration_steps": 32, "learning_starts": 16, "batch_size": 8}
-    with pytest.raises(ValueError, match=f"a loss has the shape {shape}, and it must have one number for"):
+    with pytest.raises(tfrl.SettingsError) as error:
         tfrl.train(algorithm, env="CartPole-v1", logdir=tmp_path, run_name="r", **few)
+    assert re.fullmatch(re.escape(sentence).replace(r"\.\*", ".*"), str(error.value))
 
 
 @pytest.mark.long
@@ -201,10 +232,38 @@ def test_a_users_network_makes_values_from_more_outputs(tmp_path):
 @pytest.fixture
 def munchausen(tmp_path, monkeypatch):
     """The module that docs/extending.md shows."""
-    (code,) = re.findall(r"```python\n(from tfrl[^`]*)```", (ROOT / "docs/extending.md").read_text())
+    blocks = re.findall(r"```python\n([^`]*)```", (ROOT / "docs/extending.md").read_text())
+    (code,) = (block for block in blocks if "Munchausen" in block)
     (tmp_path / "munchausen.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     return importlib.import_module("munchausen")
+
+
+def test_the_documented_algorithms_train(tmp_path):
+    blocks = re.findall(r"```python\n([^`]*)```", (ROOT / "docs/extending.md").read_text())
+    module = types.ModuleType("documented")
+    settings = {"total_steps": 256, "num_envs": 4, "num_steps": 32, "num_minibatches": 2, "hidden": (8,)}
+    settings |= {"eval_episodes": 1, "logdir": tmp_path}
+    with mock.patch.dict(sys.modules, {"documented": module}):
+        for block in blocks:
+            exec(compile(block, "docs/extending.md", "exec"), vars(module))
+        plain = tfrl.train(module.MyAlgorithm, run_name="plain", **settings)
+        sharp = tfrl.train(module.MySharpAlgorithm, run_name="sharp", sharpness=0.5, epochs=1, **settings)
+    texts = [(run.folder / "config.yaml").read_text() for run in (plain, sharp)]
+    assert "\nepochs: 1\n" in texts[0] and "\nenv: Acrobot-v1\n" in texts[0]
+    assert "\nsharpness: 0.5\n" in texts[1] and "algorithm: documented:MySharpAlgorithm\n" in texts[1]
+
+
+def test_an_algorithm_of_the_package_is_declared_like_one_of_a_user():
+    """It needs neither presets nor sections; its name is that of its file."""
+    kind = type("MyAgent", (A2C,), {"__module__": "tfrl.algorithms.mine", "env": "Acrobot-v1"})
+    reader = reader_of(kind)
+    config = reader.parse([])
+    assert (reader.command, config.algorithm, config.default_run_name[:7]) == (
+        *("python -m tfrl.mine", "mine"),
+        "mine-Ac",
+    )
+    assert (config.epochs, config.optimizer, config.env) == (1, "rmsprop", "Acrobot-v1")
 
 
 def test_the_documented_variant_of_a_replay_algorithm_has_its_target(munchausen):

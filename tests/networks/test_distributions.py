@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrl.envs.spec import Box, Discrete
+from tfrl.envs.spec import Box, Discrete, MultiDiscrete
 from tfrl.networks import distributions
 from tfrl.networks.distributions import distribution_for
 
@@ -20,6 +20,38 @@ def of_logits(logits):
 def sample(probabilities, uniforms):
     rows = np.tile(probabilities, (len(uniforms), 1))
     return categorical(rows).sample(tf.constant(uniforms, tf.float32)[:, None]).numpy()
+
+
+# All action spaces
+
+SPACES = [Discrete(5, start=2), MultiDiscrete((2, 4), (0, 1)), Box((-1.0, 0.0), (1.0, 3.0))]
+
+
+def test_all_action_spaces_are_tested():
+    assert {*map(type, SPACES)} == {*distributions._DISTRIBUTIONS}, "add an example to SPACES"
+
+
+@pytest.mark.parametrize("space", SPACES, ids=lambda space: space.kind)
+def test_numpy_and_tensorflow_act_alike_and_a_row_is_the_same_in_any_batch(space):
+    actions, generator = distribution_for(space), np.random.default_rng(1)
+    parameters = generator.normal(size=(300, actions.parameters_size)).astype(np.float32)
+    noise = actions.draw_noise(generator, 300)
+    policy = actions(tf.constant(parameters))
+    drawn = policy.sample(tf.constant(noise))
+    exact = {"rtol": 0, "atol": 0} if space.dtype == "int32" else {"rtol": 1e-4, "atol": 1e-5}
+    np.testing.assert_allclose(actions.act(parameters, noise), drawn, **exact)
+    np.testing.assert_allclose(actions.act_greedily(parameters), policy.mode(), **exact)
+    log_probs = policy.log_prob(drawn)
+    np.testing.assert_allclose(
+        actions.log_probs_of(parameters, drawn.numpy()), log_probs, rtol=1e-4, atol=1e-4
+    )
+    encoded = actions.encoded(drawn)
+    assert encoded.dtype == tf.float32 and encoded.shape == (300, space.encoded_size)
+    np.testing.assert_array_equal(encoded, space.encoded(drawn.numpy()))
+    np.testing.assert_array_equal(actions.as_env_takes(drawn), space.as_env_takes(drawn.numpy()))
+    few = actions(tf.constant(parameters[5:8]))
+    np.testing.assert_array_equal(few.sample(tf.constant(noise[5:8])), drawn[5:8])
+    np.testing.assert_array_equal(few.log_prob(drawn[5:8]), log_probs[5:8])
 
 
 # Discrete

@@ -62,7 +62,6 @@ class DDPGAgent(ReplayAgent):
     env = "Pendulum-v1"
     _config: Config
     network: ActorAndCritics
-    metric_names = ("train/q_loss", "train/q_mean", "train/actor_loss", "train/learning_rate")
 
     @property
     def target_networks(self) -> tuple[str, ...]:
@@ -79,9 +78,7 @@ class DDPGAgent(ReplayAgent):
         config, critics = self._config, self.network.critics
         critic_rates = (config.critic_lr or config.lr,) * len(critics)
         return {
-            "critics": self.make_step(
-                critics, self._critic_loss, ("q_loss", "q_mean"), rates=critic_rates, errors=True
-            ),
+            "critics": self.make_step(critics, self._critic_loss, ("q_loss", "q_mean"), rates=critic_rates),
             "actor": self.make_step(
                 ("actor",), self._actor_loss, ("actor_loss",), rates=(config.lr,), every=config.policy_delay
             ),

@@ -183,13 +183,12 @@ class DQNAgent(ReplayAgent):
 
     settings = Config
     _config: Config
-    metric_names = ("train/q_loss", "train/q_mean", "train/learning_rate", "train/epsilon")
     target_networks = ("q",)
 
     def make_steps(self) -> dict[str, GradientStep]:
         """One."""
         rates, metrics = (self._config.lr,), ("q_loss", "q_mean")
-        return {"q": self.make_step(("q",), self._loss, metrics, rates=rates, errors=True)}
+        return {"q": self.make_step(("q",), self._loss, metrics, rates=rates)}
 
     def _loss(self, weights: Weights, rows: Rows) -> Losses:
         config, q_of = self._config, self.network.functions["q"]

@@ -618,6 +618,11 @@ class PPOAgent(ActorCriticAgent):
             memory = self.network.sequences(remembered, keep, starts.shape[0])
         samples = samples._replace(advantages=advantages, memory=memory)
         losses_, metrics, ratio = self._losses(weights, samples, index)
+        if len(metrics) != len(self.means):
+            raise UserError(
+                f"{type(self).__name__} has {len(self.means)} `means`, and its `_losses` returns "
+                f"{len(metrics)} metrics."
+            )
         return Losses(losses_, dict(zip(self.means, metrics, strict=True)), tf.abs(ratio - 1.0))
 
     def _losses(

@@ -284,7 +284,7 @@ Rows = Mapping[str, Any]
 class ReplayAgent(Agent):
     """Networks, target networks and optimizers under a strategy; `tfrl.training.off_policy` calls it.
 
-    A subclass has `metric_names`, `target_networks` and `make_steps`, and perhaps `update_noise`.
+    A subclass has `target_networks` and `make_steps`, and perhaps `update_noise`.
     """
 
     _config: ReplaySettings
@@ -293,6 +293,10 @@ class ReplayAgent(Agent):
     def __init__(self, config: ReplaySettings, runtime: Runtime) -> None:
         super().__init__(config, runtime)
         self.steps = self.make_steps()
+        first, *_ = self.steps
+        # Its errors are the priorities.
+        self.steps[first] = dataclasses.replace(self.steps[first], errors="rows")
+        self.metric_names = (*(f"train/{name}" for name in self._reported), *self.progress(0))
         on_gpu = runtime.uses_gpu
         self.learning = DataParallel(
             runtime,
@@ -324,7 +328,7 @@ class ReplayAgent(Agent):
     def make_steps(self) -> dict[str, GradientStep]:
         """Describes the gradient steps on one batch by name, in order.
 
-        The errors of the first one are the priorities.
+        The loss of the first one also gives `errors`, which are the priorities.
         """
         raise NotImplementedError
 
@@ -350,13 +354,9 @@ class ReplayAgent(Agent):
         metrics: Sequence[str],
         *,
         rates: Sequence[float],
-        errors: bool = False,
         every: int = 1,
     ) -> GradientStep:
-        """Describes a gradient step on a whole batch, by the attributes of `GradientStep`.
-
-        `errors` is True for the step whose errors are the priorities.
-        """
+        """Describes a gradient step on a whole batch, by the attributes of `GradientStep`."""
         config = self._config
         return GradientStep(
             learned=tuple(learned),
@@ -368,7 +368,6 @@ class ReplayAgent(Agent):
             part_rows=config.part_rows,
             max_norm=config.max_grad_norm,
             clips_each=True,
-            errors="rows" if errors else "",
             every=every,
         )
 

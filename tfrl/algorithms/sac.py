@@ -93,10 +93,6 @@ class SACAgent(ReplayAgent):
     env = "Pendulum-v1"
     _config: Config
     network: ActorAndCritics
-    metric_names = (
-        *("train/q_loss", "train/q_mean", "train/actor_loss", "train/entropy", "train/alpha"),
-        "train/learning_rate",
-    )
 
     @property
     def _discrete(self) -> bool:
@@ -123,9 +119,7 @@ class SACAgent(ReplayAgent):
         actor_loss = self._discrete_actor_loss if self._discrete else self._actor_loss
         metrics = ("actor_loss", "entropy", "alpha")
         return {
-            "critics": self.make_step(
-                critics, self._critic_loss, ("q_loss", "q_mean"), rates=critic_rates, errors=True
-            ),
+            "critics": self.make_step(critics, self._critic_loss, ("q_loss", "q_mean"), rates=critic_rates),
             "actor": self.make_step(learned, actor_loss, metrics, rates=rates),
         }
 

@@ -6,6 +6,10 @@ class UserError(Exception):
 
     exit_code = 2
 
+    def __str__(self) -> str:
+        """The sentence, without the trace that TensorFlow adds to an error in a function that it compiles."""
+        return super().__str__().rpartition("UserError: ")[2].strip()
+
 
 class SettingsError(UserError, ValueError):
     """A UserError of the Python library."""

@@ -354,6 +354,8 @@ class Reader(Generic[SettingsT]):
     def _in_full(self, values: Mapping[str, Any]) -> SettingsT:
         """These settings, and the others from their preset and the defaults."""
         preset = values.get("preset") or self.kind(**{**self.defaults, **values}).default_preset()
+        if preset not in self.kind.presets:  # a default of the algorithm that it extends
+            preset = next(iter(self.kind.presets))
         return self.kind(**{**self.defaults, **self.kind.presets[preset], **values, "preset": preset})
 
     def _help(self, *, whole: bool) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,26 +51,38 @@ def reader_of(agent: Any) -> Reader:
         raise UserError(f"{name} must have `settings`, a dataclass such as tfrl.algorithms.ppo.Config.")
     if not (hasattr(agent, "defaults") and hasattr(agent, "env")):
         raise UserError(f"{name} must extend tfrl.algorithms.algorithm.Agent.")
-    command = f"python -m tfrl.{kind.algorithm}"
-    if not agent.__module__.startswith("tfrl.algorithms."):  # a user's
-        name = callables.give(agent)
-        presets = {preset: {**changes, **agent.defaults} for preset, changes in kind.presets.items()}
-        sections = _with_own(kind, agent.__name__)
-        fields = {"algorithm": name, "presets": presets, "sections": sections, "__module__": agent.__module__}
-        kind = dataclasses.dataclass(frozen=True)(type(f"{agent.__name__}Settings", (kind,), fields))
-        command = f"python -m tfrl {name}"
+    package, _, module = agent.__module__.rpartition(".")
+    if package == "tfrl.algorithms":
+        algorithm, command = module, f"python -m tfrl.{module}"
+    else:  # a user's
+        algorithm = callables.give(agent)
+        command = f"python -m tfrl {algorithm}"
+    presets = {preset: {**changes, **agent.defaults} for preset, changes in kind.presets.items()}
+    known = [field.name for field in dataclasses.fields(kind)]
+    for setting in itertools.chain(*presets.values()):
+        if setting not in known:
+            raise UserError(f"{name} has no setting {setting}{nearest(setting, known)}.")
+    if algorithm != kind.algorithm or agent.defaults:
+        fields = {
+            "algorithm": algorithm,
+            "presets": presets,
+            "sections": _with_own(kind, agent),
+            "__module__": agent.__module__,
+        }
+        kind = dataclasses.dataclass(frozen=True)(type(f"{name}Settings", (kind,), fields))
     summary = (agent.__doc__ or f"Train {agent.__name__}.").partition("\n")[0]
     return Reader(kind, f"{summary} Envs: {registry.in_words()}", command, {"env": agent.env})
 
 
-def _with_own(kind: type[Settings], title: str) -> tuple[type, ...]:
-    """The sections of a dataclass, and one more of this title for a user's settings that are in none."""
-    ours = [base for base in kind.__mro__ if base.__module__.startswith("tfrl.")]
+def _with_own(kind: type[Settings], agent: Any) -> tuple[type, ...]:
+    """The sections of a dataclass, and one more for the settings of the agent's own file that are in none."""
+    others = (base for base in kind.__mro__ if base.__module__ != agent.__module__)
+    ours = [base for base in others if base.__module__.startswith("tfrl.")]
     known = {name for base in (*ours, *kind.sections) for name in getattr(base, "__dataclass_fields__", ())}
     own = [(name, of_type) for name, of_type in field_types(kind).items() if name not in known]
     if not own:
         return kind.sections
-    section = dataclasses.make_dataclass(title, own, namespace={"__doc__": kind.__doc__})
+    section = dataclasses.make_dataclass(agent.__name__, own, namespace={"__doc__": kind.__doc__})
     return (kind.sections[0], section, *kind.sections[1:])
 
 

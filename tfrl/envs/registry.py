@@ -211,7 +211,13 @@ def check(task: EnvSettings) -> None:
             f"there is no env {env!r}{did_you_mean(env, env_names())}; known: {known}, Gymnasium's ids, and "
             "MODULE:ID or MODULE:FUNCTION of your own"
         )
-    if not specs(task)[0].num_actions and task.action_masks == "must":
+    observation, action = specs(task)
+    if task.action_masks == "must" and not action.mask_size:
+        raise ValueError(
+            f"--action-masks must needs discrete actions, and {env} has {action.kind} ones; leave "
+            "--action-masks out"
+        )
+    if task.action_masks == "must" and not observation.num_actions:
         raise ValueError(
             f'--action-masks must needs info["action_mask"], which {env} does not give at its reset; leave '
             "--action-masks out"

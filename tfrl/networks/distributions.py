@@ -86,8 +86,8 @@ class ActionDistribution(ABC):
         """The deterministic actions, [B, *shape]."""
 
     def encoded(self, actions: tf.Tensor) -> tf.Tensor:
-        """`ActionSpec.encoded` of actions [B, *shape], float32 [B, A]; overridden if they change."""
-        return actions
+        """`ActionSpec.encoded` of actions [B, *shape], float32 [B, A]."""
+        return tf.cast(tf.reshape(actions, (-1, self.action_spec.encoded_size)), tf.float32)
 
     def as_env_takes(self, actions: tf.Tensor) -> tf.Tensor:
         """`ActionSpec.as_env_takes` of actions [B, *shape]."""

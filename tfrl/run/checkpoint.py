@@ -96,7 +96,7 @@ class CheckpointShard:
 
 @dataclass(frozen=True)
 class State:
-    """What a run must remember to go on: arrays by name, of three kinds.
+    """The arrays that a run must remember, by name, of three kinds.
 
     A worker's own state has one part, and its shards. A checkpoint has those of all workers, and may be
     restored by another number of workers.

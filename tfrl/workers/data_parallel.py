@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tfrl.cli.errors import UserError
 from tfrl.ops.graph import graph, not_inlined, tf
 from tfrl.ops.optimizers import Optimizer
 from tfrl.ops.q_learning import polyak
@@ -272,10 +273,12 @@ class DataParallel:
             tape.watch(learned)
             losses, metrics, errors, moved = step.loss(weights, rows, shared)
             if losses.shape.rank not in (1, None):
-                raise ValueError(
-                    f"a loss has the shape {losses.shape}, and it must have one number for each sample, [n]: "
-                    "arrays [n, 1] and [n] may have been added"
+                raise UserError(
+                    f"the loss of {' and '.join(step.learned)} has the shape {losses.shape}; give one number "
+                    "for each sample, [n], without a mean."
                 )
+            if step.errors and errors is None:
+                raise UserError(f"the Losses of {' and '.join(step.learned)} need `errors`, [n].")
             # Divided by the rows of the global batch, because gradients are summed over replicas.
             loss = tf.reduce_sum(losses) / step.batch_rows
         gradients = tape.gradient(loss, learned)
