@@ -203,15 +203,16 @@ def test_double_dueling_dqn_equals_a_slow_reference():
 def test_unused_batches_change_nothing():
     """A call with 2 used batches of K equals a call with 2 batches."""
     _, agent = make_agent("dqn", *DOUBLE_DUELING)
+    _, of_two = make_agent.__wrapped__("dqn", *DOUBLE_DUELING)  # a run's calls have equally many batches
     batch, noise = make_batch(agent, np.random.default_rng(5), 4, 2)
     before, found = agent.get_state(), []
-    for size in (K, 2, K):
-        agent.set_state(before)
+    for one, size in ((agent, K), (of_two, 2), (agent, K)):
+        one.set_state(before)
         some = Batch(*(x[:size] for x in batch))
-        prepared = agent.prepare(some, noise[:size], steps_done=0, count=2, iteration=0)
-        _, errors = agent.begin_gradient_steps(prepared)()
+        prepared = one.prepare(some, noise[:size], steps_done=0, count=2, iteration=0)
+        _, errors = one.begin_gradient_steps(prepared)()
         assert errors.shape == (2, ENVS, EACH)
-        found.append(agent.get_state() | {"errors": errors})
+        found.append(one.get_state() | {"errors": errors})
     for name, value in found[0].items():
         for other in found[1:]:
             np.testing.assert_array_equal(other[name], value, err_msg=name)
