@@ -313,14 +313,7 @@ def test_a_time_limit_takes_the_place_of_the_registered_one(settings):
 
 
 @needs("ale_py")
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"max_episode_steps": 30},
-        # The emulator's state does not have the last action, which sticky actions repeat.
-        {"max_episode_steps": 30, "frame_skip": 2, "env_kwargs": {"repeat_action_probability": 0.0}},
-    ],
-)
+@pytest.mark.parametrize("settings", [{"max_episode_steps": 30}, {"max_episode_steps": 30, "frame_skip": 2}])
 def test_a_time_limit_of_atari_is_in_its_state(settings):
     env, other = vector("ALE/Pong-v5", [0, 1], **settings), vector("ALE/Pong-v5", [3, 4], **settings)
     play(env, 25)
@@ -328,6 +321,20 @@ def test_a_time_limit_of_atari_is_in_its_state(settings):
     steps, again = play(env, 40, seed=1), play(other, 40, seed=1)
     assert all(same(*pair) for pair in zip(steps, again, strict=True))
     assert [i for i, step in enumerate(steps) if step.truncated.all()] == [4, 34]
+
+
+@needs("ale_py")
+@pytest.mark.parametrize("name", ["ALE/Breakout-v5", "ALE/Pong-v5"])
+def test_a_state_of_atari_is_exact_with_sticky_actions(name):
+    """The emulator repeats a quarter of the actions; only the first episode has a seed."""
+    settings = {"max_episode_steps": 25}
+    env, other = vector(name, [0, 1], **settings), vector(name, [3, 4], seed=8, **settings)
+    for seed, steps in enumerate([0, 7, 13, 5, 1, 9, 20, 4, 6, 17]):
+        play(env, steps, seed=seed)
+        other.set_state(env.get_state())
+        assert other.exact_state and same(other.observe(), env.observe())
+        for pair in zip(play(env, 10, seed=seed + 100), play(other, 10, seed=seed + 100), strict=True):
+            assert same(*pair)
 
 
 def test_success_is_what_the_env_says_of_its_last_episode():

@@ -18,7 +18,7 @@ import os
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, SupportsFloat
 
 import gymnasium
@@ -73,9 +73,10 @@ class GymnasiumVec:
     Every episode begins with its own seed, made from (seed, env, episode). The state of an env is this seed
     and the actions since then. `set_state` replays the actions, and checks that the env returns the same
     observation. A replay takes as long as the episode (50 ms for a whole episode of HalfCheetah, 0.3 s for
-    Humanoid). It is exact for every deterministic env, with its wrappers. Atari's emulator saves its own
-    state instead (`tfrl.envs.atari`), because a reset costs as much as a hundred steps, and an episode may
-    have 27,000 steps. A user's env with `get_state` and `set_state` also saves its own state
+    Humanoid). It is exact for every deterministic env, with its wrappers. Only the first episode of an Atari
+    game has a seed, because a reset with a seed loads the game again. For the other episodes, the emulator's
+    state before the reset takes the seed's place (`tfrl.envs.atari`). A replay of Atari's longest episodes,
+    27,000 steps, takes 20 s. A user's env with `get_state` and `set_state` saves its own state instead
     (`tfrl.envs.calls`).
     """
 
@@ -97,11 +98,10 @@ class GymnasiumVec:
         self._plays: list[_Play] = [env.step for env in self._envs]
         if spec.frame_skip is not None and not self._atari:  # Atari's preprocessing skips its own frames
             self._plays = [_repeated(play, spec.frame_skip) for play in self._plays]
-        self._saves_state = self._atari or known.saves_state  # otherwise, episodes are replayed
-        self._get: _Get = atari.get if self._atari else get_own_state
-        self._put: _Put = atari.put if self._atari else put_own_state
+        self._saves_state = known.saves_state  # otherwise, episodes are replayed
         self._streams = [(int(spec.seed), int(i)) for i in indices]
         self._episodes = [0] * self.num_envs
+        self._emulators: list[dict[str, np.ndarray]] = [{}] * self.num_envs  # before resets without a seed
         self._solved = np.zeros(self.num_envs, bool)
         self._shape = self.observation_spec.shape
         self._seen = np.dtype(self.observation_spec.dtype)  # of the last observation that was checked
@@ -120,10 +120,9 @@ class GymnasiumVec:
         """Begins env i's next episode, and returns its first observation."""
         episode, env = self._episodes[i], self._envs[i]
         with self._resetting:
-            if self._atari and episode > 0:
-                shown, info = env.reset()
-            else:
-                shown, info = env.reset(seed=_episode_seed(*self._streams[i], episode))
+            seed = None if self._atari and episode > 0 else _episode_seed(*self._streams[i], episode)
+            self._emulators[i] = atari.get(env) if seed is None else {}
+            shown, info = env.reset(seed=seed)
             shown = self._stored(shown, info)
         self._began[i] = self._clock
         return shown.astype(self.observation_spec.dtype, copy=False)
@@ -203,7 +202,7 @@ class GymnasiumVec:
 
     def get_state(self) -> list[bytes]:
         """One npz per env, 1 to 100 kB: its stream of seeds, the result of `observe`, and the actions of the
-        episode, or the env's own state.
+        episode, or the env's own state. An Atari game's also has the emulator's state before the episode.
         """
         return [self._get_state(i) for i in range(self.num_envs)]
 
@@ -214,9 +213,9 @@ class GymnasiumVec:
             "steps": self._clock - self._began[i],
             "solved": bool(self._solved[i]),
         }
-        arrays = {}
+        arrays = dict(self._emulators[i])
         if self._saves_state:
-            arrays = self._get(self._envs[i])
+            arrays = get_own_state(self._envs[i])
         elif self._began[i] >= self._oldest:
             actions = [self._history[t][i] for t in range(self._began[i] - self._oldest, len(self._history))]
             arrays["actions"] = np.array(actions, self.action_spec.dtype).reshape(-1, *self.action_spec.shape)
@@ -253,12 +252,13 @@ class GymnasiumVec:
         self._streams[i] = tuple(row["stream"])
         self._episodes[i], self._solved[i] = row["episode"], row["solved"]
         if self._saves_state:
-            if not self._atari:
-                self._reset(i)  # draws what the env does not save of its episode
-            self._put(self._envs[i], row)
+            self._reset(i)  # draws what the env does not save of its episode
+            put_own_state(self._envs[i], row)
             return True
         if "actions" not in row:
             return False
+        if "emulator" in row:
+            atari.put(self._envs[i], row)
         shown, info = self._reset(i), None
         reward: SupportsFloat = row["reward"]
         with self._stepping:
@@ -283,8 +283,6 @@ class GymnasiumVec:
 
 
 _Play = Callable[[Any], tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]]
-_Get = Callable[[Any], dict[str, np.ndarray]]
-_Put = Callable[[Any, Mapping[str, np.ndarray]], None]
 
 
 def _repeated(play: _Play, times: int) -> _Play:
