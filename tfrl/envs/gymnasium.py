@@ -432,7 +432,7 @@ def find_spec(env_id: str) -> registration.EnvSpec:
     if name not in registration.registry:
         where = "" if ":" in env_id else f"; if your own module registers it, write MODULE:{name}"
         if name.startswith("ALE/") and not importlib.util.find_spec("ale_py"):
-            where = "; Atari's games need: pip install ale-py opencv-python-headless"
+            where = "; Atari's games need: pip install ale-py 'opencv-python-headless<4.12'"
         raise ValueError(f"there is no env {env_id!r}{did_you_mean(name)}{where}")
     return registration.registry[name]
 
