@@ -256,7 +256,7 @@ def test_a_restored_learner_continues_bit_for_bit(learner, lag, at):
             np.testing.assert_array_equal(found[name], array, err_msg=name)
     for name, array in whole.weights().items():
         np.testing.assert_array_equal(after.weights()[name], array, err_msg=name)
-    assert len({key.split("/")[1] for key in state if key.startswith("acting/")}) == min(lag, at)
+    assert len({key.split("/")[1] for key in state.learner if key.startswith("acting/")}) == min(lag, at)
 
 
 def test_a_slow_learner_does_not_increase_the_lag(learner):

@@ -149,7 +149,7 @@ def test_every_game_makes_and_steps(name):
 def test_envs_play_only_the_chosen_levels():
     env = make(EnvSpec("coinrun", num_envs=16, seed=1, num_levels=3, start_level=50))
     play(env, drawn_actions(1, env))
-    assert {info["level_seed"] for info in env._env.get_info()} <= {50, 51, 52}
+    assert {info["level_seed"] for info in env.info()} <= {50, 51, 52}
 
 
 def test_procgen_starts_at_a_level_only_among_a_number_of_them():

@@ -20,7 +20,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import numpy as np
-from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.checkpoint import CheckpointStore, State
 
 def save(update, value):
     arrays = {"x": np.full(1000, value)}, {"y": np.array([value])}

@@ -123,8 +123,7 @@ def test_killed_anywhere_every_checkpoint_has_its_shards(tmp_path):
         import os, signal, sys
         from pathlib import Path
         import numpy as np
-        from tfrl.run.checkpoint import CheckpointStore
-        from tfrl.run.checkpoint import CheckpointShard
+        from tfrl.run.checkpoint import CheckpointShard, CheckpointStore, State
 
         left = int(sys.argv[2])
         def dying(call):

@@ -95,6 +95,10 @@ class Procgen:
         self._steps = np.array([row["steps"] for row in rows])
         self._shown = step_of(rows)._replace(observation=self._env.observe()[1]["rgb"])
 
+    def info(self) -> list[dict[str, Any]]:
+        """Procgen's own facts per env: `level_seed`, `prev_level_seed`, `prev_level_complete`."""
+        return self._env.get_info()
+
     def solved(self) -> np.ndarray:
         """Procgen's `prev_level_complete`, bool [B]."""
         return np.array([info["prev_level_complete"] for info in self._env.get_info()], bool)
