@@ -51,9 +51,13 @@ def sha(run):
     return run.results["weights_sha256"]
 
 
+# Others, such as OpenCV's, may be loaded later.
+NUMPYS = {pool["filepath"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
 def blas_threads():
     """How many threads NumPy's libraries take."""
-    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+    return {pool["num_threads"] for pool in threadpool_info() if pool["filepath"] in NUMPYS}
 
 
 class Threads(tfrl.Callback):
