@@ -194,8 +194,10 @@ def test_a_restored_agent_continues_bit_for_bit(make, lag):
     assert str(history) == str(expected)  # NaN is equal here
     for name, weight in weights.items():
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
-    assert state["bandit/counts"].sum() == 6 - lag and state["bandit/last_choice"].shape == (1 + lag,)
-    assert lag or state["bandit/counts"].min() > 0
+    assert state.learner["bandit/counts"].sum() == 6 - lag and state.learner["bandit/last_choice"].shape == (
+        1 + lag,
+    )
+    assert lag or state.learner["bandit/counts"].min() > 0
     for learner in (whole, other):
         learner.close()
 
