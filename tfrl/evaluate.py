@@ -81,11 +81,12 @@ def main(arguments: Sequence[str]) -> int:
         "precision": player.precision,
         "evaluations": found,
     }
-    _show(content)
     try:
         files.write(out, json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise UserError(f"cannot write {out}: {files.reason(error)}.") from None
+    finally:
+        _show(content)
     return 0
 
 

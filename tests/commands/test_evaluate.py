@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import resource
 import shutil
@@ -73,6 +74,18 @@ def test_an_unwritable_file_is_reported_after_the_table(run, tmp_path, out, caps
     flags = ["--episodes", "2", "--levels", "test", "--out", str(tmp_path / out)]
     assert "cannot write" in refusal(evaluate.main, [str(run), *flags])
     assert "catch" in capsys.readouterr().out
+
+
+def test_a_reader_that_is_gone_loses_only_the_table(run, tmp_path, monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        with pytest.raises(SystemExit):
+            evaluate.main(
+                [str(run), "--episodes", "2", "--levels", "test", "--out", str(tmp_path / "e.json")]
+            )
+    assert json.loads((tmp_path / "e.json").read_text())["evaluations"]
 
 
 def test_evaluation_is_the_same_twice_and_from_an_export_alone(run, capsys):
