@@ -67,6 +67,7 @@ def test_spellings_of_a_game(spelled):
     ("argv", "name", "value"),
     [
         (["--update-freq", "128"], "num_steps", 128),
+        (["--learning-rate", "1e-3"], "lr", 1e-3),
         (["--actor-lr", "1e-3"], "lr", 1e-3),
         (["--num_envs=32"], "num_envs", 32),
         (["--total-steps", "1e6"], "total_steps", 1_000_000),
@@ -267,7 +268,7 @@ BAD_FLAGS = [
     ("--torso nature --torso-width 2", "--torso nature has no width to choose, so it cannot be 2; leave"),
     ("--torso-width 0", "--torso-width must be at least 1 and at most 64; got 0."),
     ("--num-env 3", "there is no flag --num-env (did you mean --num-envs?)"),
-    ("--learning-rate 1e-3", "there is no flag --learning-rate; --help"),
+    ("--brightness 1e-3", "there is no flag --brightness; --help"),
     ("--no-lr", "there is no flag --no-lr"),
     ("--lr", "--lr needs a value."),
     ("--lr --gamma 1", "--lr needs a value."),

@@ -111,7 +111,11 @@ class Config(IMPALA, RolloutSettings):
     sections: ClassVar[tuple[type, ...]] = (Task, IMPALA, Network, *DISTRIBUTED_SECTIONS)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
-    aliases: ClassVar[Mapping[str, str]] = {"update_freq": "num_steps", "epsilon": "adam_epsilon"}
+    aliases: ClassVar[Mapping[str, str]] = {
+        **RolloutSettings.aliases,
+        "update_freq": "num_steps",
+        "epsilon": "adam_epsilon",
+    }
     default_lag: ClassVar[int] = 1
 
     preset: str = "procgen"

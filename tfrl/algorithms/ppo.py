@@ -180,7 +180,11 @@ class Config(PPO, RolloutSettings):
     sections: ClassVar[tuple[type, ...]] = (Task, PPO, Network, *DISTRIBUTED_SECTIONS)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
-    aliases: ClassVar[Mapping[str, str]] = {"update_freq": "num_steps", "actor_lr": "lr"}
+    aliases: ClassVar[Mapping[str, str]] = {
+        **RolloutSettings.aliases,
+        "update_freq": "num_steps",
+        "actor_lr": "lr",
+    }
 
     @property
     def rows_per_step(self) -> int:

@@ -146,7 +146,7 @@ class Settings(Run, Hardware, ABC):
     sections: ClassVar[tuple[type, ...]]
     presets: ClassVar[Mapping[str, Mapping[str, Any]]]
     preset_summaries: ClassVar[Mapping[str, str]] = {}
-    aliases: ClassVar[Mapping[str, str]] = {}
+    aliases: ClassVar[Mapping[str, str]] = {"learning_rate": "lr"}
     step_name: ClassVar[str] = "update"
 
     preset: str = "default"
