@@ -138,13 +138,7 @@ def _values(command: Command, env: str | MakeEnv | None, settings: Mapping[str, 
         if name not in kinds or name == "print_config":
             name_of_command, hint = command.reader.command.rpartition(".")[2], nearest(name, kinds)
             raise UserError(f"{name_of_command} has no setting {given}{hint}.")
-        if isinstance(value, Path):
-            value = str(value)
-        elif isinstance(value, list | tuple):  # hidden=(256, 256)
-            value = ",".join(map(str, value))
-        elif isinstance(value, np.generic):
-            value = value.item()
-        found[name] = coerce(value, kinds[name], given)
+        found[name] = coerce(value.item() if isinstance(value, np.generic) else value, kinds[name], given)
     return found
 
 

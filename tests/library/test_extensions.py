@@ -170,11 +170,15 @@ class BareDQN(dqn.DQNAgent):
         (FewPPO, "FewPPO has 1 `means`, and its `_losses` returns 5 metrics."),
         (BareDQN, "the Losses of q need `errors`, [n]."),
         (
+            type("TextPPO", (ppo.PPOAgent,), {"defaults": {"epochs": "three"}}),
+            "epochs in the defaults of TextPPO must be a whole number; got 'three'.",
+        ),
+        (
             type("TypoPPO", (ppo.PPOAgent,), {"defaults": {"epoch": 1}}),
             "TypoPPO has no setting epoch (did you mean epochs?).",
         ),
     ],
-    ids=["mean", "column", "few", "bare", "typo"],
+    ids=["mean", "column", "few", "bare", "text", "typo"],
 )
 def test_faults_of_a_users_algorithm_give_one_sentence(algorithm, sentence, tmp_path):
     few = {"total_steps": 64, "num_envs": 1, "hidden": (8,)}

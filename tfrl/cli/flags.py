@@ -54,7 +54,7 @@ def without_none(kind: Any) -> Any:
 
 
 def coerce(value: Any, kind: Any, where: str) -> Any:
-    """Converts `value`, text or from YAML, to the type `kind`. Raises UserError, which calls it `where`."""
+    """Converts a value of a flag, YAML or Python to the type `kind`. Raises UserError, which has `where`."""
     if (closed := without_none(kind)) is not kind:
         if value is None or str(value).lower() in ("none", "null"):
             return None
@@ -77,7 +77,12 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
 def _convert(value: Any, kind: type) -> Any:
     """Converts to a bool, int, float, str or dict. Raises ValueError or OverflowError."""
     converted: Any = value
-    if kind is bool:
+    if kind is str:
+        if isinstance(value, list | tuple):  # hidden=(256, 256)
+            converted = ",".join(map(str, value))
+        elif isinstance(value, Path):
+            converted = str(value)
+    elif kind is bool:
         converted = {"true": True, "false": False}.get(str(value).lower())
     elif kind is dict:
         try:  # YAML has values that JSON lacks: dates and sets

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import itertools
+import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfrl.cli.errors import UserError
-from tfrl.cli.flags import field_types, nearest
+from tfrl.cli.flags import coerce, field_types, nearest
 from tfrl.cli.settings import SETTINGS_FILE, NoResult, Reader, Settings, algorithm_of
 from tfrl.envs import callables, registry
 
@@ -58,10 +58,12 @@ def reader_of(agent: Any) -> Reader:
         algorithm = callables.give(agent)
         command = f"python -m tfrl {algorithm}"
     presets = {preset: {**changes, **agent.defaults} for preset, changes in kind.presets.items()}
-    known = [field.name for field in dataclasses.fields(kind)]
-    for setting in itertools.chain(*presets.values()):
-        if setting not in known:
-            raise UserError(f"{name} has no setting {setting}{nearest(setting, known)}.")
+    hints, known = typing.get_type_hints(kind), [field.name for field in dataclasses.fields(kind)]
+    for preset in presets.values():
+        for setting, value in preset.items():
+            if setting not in known:
+                raise UserError(f"{name} has no setting {setting}{nearest(setting, known)}.")
+            preset[setting] = coerce(value, hints[setting], f"{setting} in the defaults of {name}")
     if algorithm != kind.algorithm or agent.defaults:
         fields = {
             "algorithm": algorithm,
