@@ -13,7 +13,7 @@ import pytest
 from checkpoints import assert_checkpoint, fail_on_skip, folder_names, save
 from processes import ROOT
 
-from tfrl.run.checkpoint import CheckpointError, CheckpointStore, State
+from tfrl.run.checkpoint import CheckpointError, CheckpointShard, CheckpointStore, State
 
 KILLED_AT_EVERY_STEP = """
 import os, signal, sys
@@ -131,6 +131,18 @@ def test_on_a_full_disk_the_oldest_make_room(small_disk):
         assert store.updates() == [10, 20][: update // 10] if update < 30 else [update - 10, update]
         found = store.load(fail_on_skip)
         assert found.update == update and (found.learner["x"] == hold(update)["x"]).all()
+
+
+def test_the_shards_of_the_oldest_make_room_as_well(small_disk):
+    """A replay that is full: each checkpoint adds a shard of 300 kB, and needs the last three."""
+    disk = small_disk("2m")
+    store, shards = CheckpointStore(disk / "checkpoints", keep=3), []
+    for update in range(1, 8):
+        if update == 5:  # another program fills the disk
+            (disk / "other").write_bytes(bytes(shutil.disk_usage(disk).free - 100_000))
+        shards = [*shards[-2:], CheckpointShard({"n": update}, hold(update))]
+        store.save(update, State({}, [{}], shards), env_steps=update)
+        assert store.updates()[-1] == update
 
 
 def test_a_full_disk_keeps_a_checkpoint_to_resume_from(small_disk):

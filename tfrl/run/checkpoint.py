@@ -272,7 +272,11 @@ class CheckpointStore:
             folders = self._folders()
             newest = next((u for u in reversed(folders) if _is_whole(folders[u], u)), -1)
             older = [folder for update, folder in folders.items() if update < newest]
-            freed = sum(path.stat().st_size for folder in older for path in folder.iterdir())
+            gone = [path for folder in older for path in folder.iterdir()]
+            needed = set(itertools.chain(*(_needed_shards(folders[u]) for u in folders if u >= newest)))
+            if self._shards.is_dir():
+                gone += [path for path in self._shards.iterdir() if path.name not in needed]
+            freed = sum(path.stat().st_size for path in gone)
             if not older or size > shutil.disk_usage(self._directory).free + freed:  # it would not help
                 return False
             self._drop(older[:1])
