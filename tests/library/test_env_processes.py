@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -115,3 +116,16 @@ def test_envs_that_cannot_run_in_processes_give_a_one_sentence_error():
     ):
         with pytest.raises(tfrl.SettingsError, match=sentence):
             tfrl.train("ppo", env_processes=2, **settings)
+
+
+def test_a_process_that_starts_is_not_ended_by_a_signal_to_its_whole_group():
+    from tfrl.envs import subprocesses
+
+    spec = EnvSpec("CartPole-v1", num_envs=1, seed=4)
+    process = subprocesses._Process(registry.family("CartPole-v1").env_class, spec, [0])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(process._process.pid, number)
+    assert process.answer()[0] == registry.specs(spec)[0]
+    status = Path(f"/proc/{process._process.pid}/status").read_text()
+    process.close()
+    assert "SigBlk:\t0000000000000000" in status, "programs that an env starts take signals"

@@ -131,12 +131,17 @@ class _Process:
         self._name, self._draws = spec.env, spec.render
         ours, theirs = socket.socketpair()
         path = [place or str(Path.cwd()) for place in sys.path]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM.format(path=path, descriptor=theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, ENV_PROCESS: "1"},
-        )
+        # Signals to a whole process group wait until the new process ignores them.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_CODES)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM.format(path=path, descriptor=theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, ENV_PROCESS: "1"},
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
         self._pipe = Connection(ours.detach())
         self._pipe.send((make, spec, indices))
@@ -175,6 +180,7 @@ def serve(pipe: Connection) -> None:
     """Runs in the process: makes envs, and answers until the other end is closed."""
     for number in STOP_CODES:  # the starting process handles signals and then closes this one
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_CODES)  # what an env starts would inherit the mask
     make, spec, indices = pipe.recv()
     with contextlib.suppress(EOFError, ConnectionError):
         try:
