@@ -66,10 +66,10 @@ def row(run: runs.Run) -> list[str]:
     A run is "running" while a process holds its lock. Some file systems do not show the locks of other
     machines; there the age of the last row tells more.
     """
-    if run.is_done:
-        state = "done"
-    elif is_held(run.path):
+    if is_held(run.path):
         state = "running"
+    elif run.is_done:
+        state = "done"
     else:
         state = "ended early" if (run.path / LEFT_FILE).exists() else "not running"
     returns, written = run.points("rollout/episode_return")[1], files.last_change([run.path / PROGRESS_FILE])

@@ -29,6 +29,16 @@ def test_the_state_of_a_run_is_that_of_its_files_and_its_lock(tmp_path):
     assert cells[1:3] == ["16,384", "33%"] and cells[5].endswith(" s ago")
 
 
+def test_a_run_that_a_callback_stopped_is_done_until_it_is_trained_further(tmp_path):
+    run = make_run(tmp_path, total_steps=40_000)
+    rows = (run / "progress.csv").read_text().splitlines(keepends=True)
+    (run / "results.json").write_text(json.dumps({"env_steps": 16_384, "stopped": "it has enough"}))
+    for updates, state in ((1, "done"), (2, "not running")):
+        (run / "progress.csv").write_text("".join(rows[: 1 + updates]))
+        assert status.row(runs.load(run))[0] == state
+        assert runs.group([runs.load(run)])[0].is_done == (state == "done")  # for the report
+
+
 def test_status_lists_nested_and_damaged_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     damaged = make_run(tmp_path, seed=3, total_steps=40_000)

@@ -1,11 +1,14 @@
 """The evaluator beside a run whose checkpoints it cannot use."""
 
+import dataclasses
+import json
 import signal
 
+import made_runs
 import pytest
 
 from tfrl.cli.settings import to_yaml
-from tfrl.config import reader
+from tfrl.config import of_run, reader
 from tfrl.run.checkpoint import CheckpointStore, State
 
 parse = reader("ppo_procgen").parse
@@ -45,3 +48,22 @@ def test_an_evaluator_reports_a_failure_once(
     assert len(warnings) == len(sentences) and output.err == ""
     for warning, sentence in zip(warnings, sentences, strict=True):
         assert sentence in warning
+
+
+@pytest.mark.parametrize("has_callbacks", [True, False])
+def test_an_evaluator_ends_with_a_run_that_a_callback_stopped(tmp_path, has_callbacks):
+    from tfrl.training import callbacks as evaluator  # TensorFlow
+
+    run = made_runs.make_run(tmp_path, total_steps=40_000)
+    results = json.loads((run / "results.json").read_text())
+    (run / "results.json").write_text(json.dumps(results | {"stopped": "enough"}))
+    config = dataclasses.replace(of_run(run), total_steps=80_000)
+    assert evaluator._is_complete(config, [1], has_callbacks) == has_callbacks
+
+
+def test_an_evaluator_follows_reinforce_to_its_last_env_step(tmp_path):
+    """Its updates have as many env steps as their episodes, so their number tells nothing."""
+    from tfrl.training import callbacks as evaluator  # TensorFlow
+
+    config = reader("reinforce").parse(["--logdir", str(tmp_path), "--run-name", "run"])
+    assert not evaluator._is_complete(config, [config.num_updates], False)

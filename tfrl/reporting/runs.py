@@ -67,7 +67,13 @@ class Run:
     @property
     def is_done(self) -> bool:
         """True if it is complete and has results."""
-        return self.is_done_for(self.config)
+        return self.is_done_for(self.config) or self.was_stopped
+
+    @property
+    def was_stopped(self) -> bool:
+        """True if a callback has stopped it, and it was not trained further."""
+        found = self.results or {}
+        return "stopped" in found and found.get("env_steps") == self.env_steps
 
     def is_done_for(self, config: RLSettings) -> bool:
         """True if it has results, and is complete for these settings, which may ask for a longer run."""

@@ -244,7 +244,9 @@ class Waits(Callback):
 POLL_EVERY = 2.0  # seconds between two searches for a checkpoint
 
 
-def follow(config: RLSettings, sleep: Callable[[float], None] = time.sleep) -> int:
+def follow(
+    config: RLSettings, sleep: Callable[[float], None] = time.sleep, *, has_callbacks: bool = False
+) -> int:
     """Evaluates each new checkpoint until the run is complete.
 
     With --eval-every and --eval-every-steps it waits for a checkpoint at or after the next multiple of these.
@@ -253,6 +255,7 @@ def follow(config: RLSettings, sleep: Callable[[float], None] = time.sleep) -> i
     Args:
       config: the settings; the settings of the network come from the run's config.yaml.
       sleep: a function that waits for a number of seconds.
+      has_callbacks: True if callbacks of the user may stop the run.
 
     Returns:
       The exit code, 0. A signal ends the evaluator without saving, because it has no state.
@@ -265,7 +268,7 @@ def follow(config: RLSettings, sleep: Callable[[float], None] = time.sleep) -> i
     warn = functools.cache(console.warn)  # once: the same fault may return for days
     any_checkpoint = not (config.eval_every or config.eval_every_steps)
     evaluated, updates = (0, 0), store.updates()  # updates and env steps
-    while not (updates and updates[-1] >= config.num_updates) and not _ended_early(config):
+    while not _is_complete(config, updates, has_callbacks):
         now = (updates[-1], store.env_steps()) if updates else evaluated
         is_due = now[0] > evaluated[0] and (any_checkpoint or config.evaluates_at(*now, since=evaluated))
         is_between = now[1] >= (now[0] + 1) * config.steps_per_update  # it was saved within an update
@@ -297,12 +300,14 @@ def follow(config: RLSettings, sleep: Callable[[float], None] = time.sleep) -> i
     return 0
 
 
-def _ended_early(config: RLSettings) -> bool:
-    """True if the run ended early, at --max-episodes or --solved-at."""
-    if config.solved_at is None and config.max_episodes is None:
+def _is_complete(config: RLSettings, updates: Sequence[int], has_callbacks: bool) -> bool:
+    """True if the run has its last checkpoint, or results: it may have ended early or lack the checkpoint."""
+    if updates and updates[-1] >= config.num_updates and not config.updates_vary:
+        return True
+    if not (config.run_dir / RESULTS_FILE).is_file():
         return False
-    results = config.run_dir / RESULTS_FILE
-    return results.is_file() and runs.load(config.run_dir).is_done_for(config)
+    run = runs.load(config.run_dir)
+    return run.is_done_for(config) or (has_callbacks and run.was_stopped)
 
 
 def _find(config: RLSettings, update: int, warn: Callable[[str], None]) -> PolicySource | None:

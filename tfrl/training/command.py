@@ -85,7 +85,7 @@ class Command:
         if evaluates:
             with quiet_start():
                 from tfrl.training.callbacks import follow
-            return follow(config)
+            return follow(config, has_callbacks=bool(callbacks))
         if leads(config):
             return launch_workers(config, reader.command.removeprefix("python -m "), arguments)
         with endings.before_training(), take_run(config, cluster, reader.from_yaml) as config:
