@@ -104,6 +104,12 @@ def test_resume_never_refuses_an_existing_run(tmp_path):
     assert "already holds a run" in refusal(check_run, dataclasses.replace(config, resume="never"))
 
 
+def test_resume_never_lets_a_launcher_start_its_run_again(tmp_path, monkeypatch):
+    config = dataclasses.replace(run_of(tmp_path), resume="never")
+    monkeypatch.setenv("TFRL_RESTARTED", "1")
+    check_run(config)
+
+
 def test_resume_must_refuses_a_run_without_checkpoint(tmp_path):
     absent = parse(["--logdir", str(tmp_path), "--resume", "must"])
     assert "found no checkpoint" in refusal(check_run, absent)

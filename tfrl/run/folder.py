@@ -26,7 +26,7 @@ from tfrl.cli.streams import tell
 from tfrl.run import files
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.metrics import EVENT_FILES, PROGRESS_FILE, logged_steps
-from tfrl.workers.tf_config import TFConfig
+from tfrl.workers.tf_config import RESTARTED, TFConfig
 
 RESULTS_FILE = "results.json"
 EVALUATION_FILE = "eval.json"
@@ -62,7 +62,7 @@ def check_run(config: SettingsT, read: Callable[[Path], SettingsT]) -> SettingsT
     if not holds_run(run):
         _check_unused(run)
         return config
-    if config.resume == "never":
+    if config.resume == "never" and RESTARTED not in os.environ:
         raise UserError(
             f"{run} already holds a run, and --resume never does not continue it; choose another --run-name."
         )
