@@ -1,5 +1,6 @@
 """A process on Ray that waits for a CPU."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -49,3 +50,32 @@ def test_a_process_for_which_ray_has_no_cpu_is_reported_and_a_signal_ends_the_wa
         ray.kill(other)
     assert ended.value.code == 130
     assert said == ["actor 0 still starts, or waits until Ray has a CPU free for it"]
+
+
+def test_a_process_without_a_cpu_is_waited_for_and_not_replaced(cluster, monkeypatch):
+    from tfrl.remote import supervised_actors
+    from tfrl.remote.cluster import ray
+
+    class Idle:
+        def begin_at(self, states):
+            return SimpleNamespace(place="there", exact_state=True)
+
+    monkeypatch.setattr(supervised_actors, "_START_SECONDS", 0.5)
+    said, other = [], ray.remote(num_cpus=6)(Idle).remote()
+    ray.get(other.begin_at.remote(None), timeout=WAIT)
+    began = time.monotonic()
+
+    def beat():
+        if time.monotonic() - began > 4:
+            ray.kill(other)
+
+    session = SimpleNamespace(
+        raise_if_stopped_here=lambda: None,
+        console=SimpleNamespace(warn=said.append),
+        watchdog=SimpleNamespace(beat=beat),
+    )
+    group = supervised_actors.SupervisedActors(cluster, session, 0.5)
+    actor = supervised_actors.SupervisedActor("actor 0", ray.remote(num_cpus=1)(Idle).remote, group)
+    actor.wait_until_ready()
+    actor.end()
+    assert actor.after == "there" and not any("replaces" in sentence for sentence in said)

@@ -78,6 +78,7 @@ class SupervisedActor:
         """Makes a process, whose envs begin at the last settled state."""
         self._started, self._told_late = time.monotonic(), False
         self.process = self._make()
+        self._placed = self.process.__ray_ready__.remote()  # a reference, answered once it has a CPU
         states = dict(zip(self.after.indices, self.after.states, strict=True)) or None
         self._ready = self.process.begin_at.remote(states)  # a reference
 
@@ -127,13 +128,14 @@ class SupervisedActor:
         if self._deaths and not found.exact_state:
             self._tell(f"{self._name}'s envs cannot be restored exactly and begin new episodes")
 
-    def _look_at_start(self) -> None:
-        """Ends the wait if the run was told to stop, and says once that Ray may have no CPU."""
+    def _look_at_start(self) -> bool:
+        """True if the process has no CPU yet. Ends the wait if the run was told to stop."""
         self._group.raise_if_stopped()
         late = time.monotonic() - self._started > _LATE_SECONDS
         if late and not self._told_late and free_cpus(1, within=0) < 1:  # others may have taken its CPU
             self._tell(f"{self._name} still starts, or waits until Ray has a CPU free for it")
             self._told_late = True
+        return not ray.wait([self._placed], timeout=0)[0]
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
         """Continues from states by global env index. States of other envs are ignored."""
@@ -142,8 +144,11 @@ class SupervisedActor:
         self.after = self.after._replace(indices=list(mine), states=list(mine.values()))
         self.wait_until_ready()
 
-    def _wait(self, reference: Any, timeout: float, look: Callable[[], None] = lambda: None) -> Any:
-        """The answer of the process. Raises _GoneError if it has died or takes longer than `timeout`."""
+    def _wait(self, reference: Any, timeout: float, look: Callable[[], bool] = lambda: False) -> Any:
+        """The answer of the process. Raises _GoneError if it has died or takes longer than `timeout`.
+
+        The time begins anew while `look` returns True.
+        """
         end = time.monotonic() + timeout
         while True:
             try:
@@ -151,7 +156,8 @@ class SupervisedActor:
             except ray.exceptions.GetTimeoutError:
                 self._group.cluster.check()
                 self._group.look()
-                look()
+                if look():
+                    end = time.monotonic() + timeout
                 if time.monotonic() >= end:
                     raise _GoneError(f"has not answered for {timeout:g} s") from None
             except ray.exceptions.RayTaskError as error:
