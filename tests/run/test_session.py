@@ -71,6 +71,13 @@ def save(session, part=None):
     session.save(session.step, State({"weights": np.ones(2)}, [part or {"envs": np.zeros(3)}]), {})
 
 
+def test_numbers_of_workers_arrive_without_a_rounding(workers):
+    sessions, _ = workers()
+    for numbers in ([3, 4], [1 / 3, 0.1 + 0.2]):
+        shown = both(sessions, lambda session, of=numbers: session.of_workers(of[session.runtime.worker]))
+        assert [each.tolist() for each in shown] == [numbers] * 2
+
+
 def test_a_worker_that_cannot_write_its_part_says_why(workers, tmp_path, capsys):
     part = tmp_path / "checkpoints" / "update-00000001.tmp" / "worker-00001-of-00002.npz"
 

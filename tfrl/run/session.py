@@ -167,9 +167,9 @@ class Session:
         for sentence in sentences:
             self.console.warn(sentence)
 
-    def of_workers(self, number: int) -> np.ndarray:
-        """The numbers of all workers, int64 [workers]. A collective."""
-        numbers = np.zeros(self.runtime.num_workers, np.int64)
+    def of_workers(self, number: float) -> np.ndarray:
+        """The numbers of all workers, int64 or float64 [workers]. A collective."""
+        numbers = np.zeros(self.runtime.num_workers, np.asarray(number).dtype)
         numbers[self.runtime.worker] = number
         return self.runtime.sum_over_workers(numbers)
 

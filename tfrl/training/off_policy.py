@@ -175,9 +175,7 @@ class OffPolicyLearner(EnvLearner):
         """The least chance of a row to be drawn for its env, of all envs. A collective."""
         if not self._config.prioritized_replay:
             return None
-        # `of_workers` takes integers. The bits of positive floats sort like the floats.
-        bits = np.float64(self.replay.least_share()).view(np.int64)
-        return float(self._session.of_workers(int(bits)).min().view(np.float64))
+        return float(self._session.of_workers(self.replay.least_share()).min())
 
     def _beta(self, env_steps: int) -> float:
         """The exponent of the importance-sampling weights: it grows to 1 by the run's end."""
