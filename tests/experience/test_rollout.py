@@ -1,5 +1,7 @@
 """Double-buffered collection equals a plain loop, on any number of replicas, also after a checkpoint."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -145,3 +147,12 @@ def test_observations_are_aligned_so_that_tensorflow_reads_them_in_place():
     collector = Collector(CONFIG, spec("coinrun"), range(ENVS), replicas=2)
     rollout = collector.collect(Policy(15), noise(0), lambda t: None)
     assert rollout.observations.ctypes.data % 64 == 0
+
+
+def test_a_memory_begins_anew_in_an_env_that_cannot_go_on_exactly():
+    config = dataclasses.replace(CONFIG, env="made_envs:made/Fifty-v0", memory="lstm", torso="mlp")
+    envs = EnvSpec(config.env, num_envs=2, seed=1)
+    ours, other = (Collector(config, envs, range(2), replicas=1) for _ in range(2))
+    ours._groups[0].memory.values += 1
+    other.set_state(dict(enumerate(ours.get_state().states)))
+    assert other._groups[0].env.observe().first.all() and not other._groups[0].memory.values.any()

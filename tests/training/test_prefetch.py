@@ -135,3 +135,18 @@ def test_two_replicas_give_the_results_of_one(learner, name):
     for name, weight in expected[1].items():
         np.testing.assert_array_equal(weights[name], weight, err_msg=name)
     assert [metrics["train/lag"] for metrics in history] == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("name", "steps"), [("ppo", "--num-steps 20"), ("dqn", "--iteration-steps 80")])
+def test_returns_do_not_run_on_if_envs_of_a_replaced_actor_begin_new_episodes(learner, name, steps):
+    run = learner(name, *["--env", "made_envs:made/Fifty-v0", "--lag", "1"], *steps.split())
+    take, collector = run._prefetch.take, run._prefetch.collector
+
+    def replaced(*arguments):
+        rollout = take(*arguments)
+        collector.began = collector.began._replace(first=np.ones(4, bool))
+        return rollout
+
+    with mock.patch.object(run._prefetch, "take", replaced):
+        history, _ = updated(run, 4)
+    assert history[-1]["rollout/longest_episode"] <= 20, "20 steps since the replacement, not 50"

@@ -98,6 +98,8 @@ class _Group:
         for carried in filter(None, (self.correlated, self.memory)):
             states = carried.take_from(states)
         self.env.set_state(states)
+        if self.memory is not None:  # an env without exact state has begun a new episode
+            self.memory.begin(self.env.observe().first)
 
     def store(self, rollout: Rollout) -> None:
         """Stores all steps at once, which is faster than one by one for small envs."""

@@ -107,6 +107,7 @@ class OffPolicyLearner(EnvLearner):
         at = self._prefetch.collector.began
         order = [at.indices.index(i) for i in self._indices]
         self.replay.resume_round(at.observations[order], at.first[order])
+        self._forget(self._runtime.gather_envs(at.first[order].astype(np.float32)).astype(bool))
         return self._rollout.steps()
 
     def _metrics(self, seconds: float, gradient_steps: int) -> dict[str, float]:

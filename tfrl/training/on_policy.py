@@ -85,6 +85,10 @@ class OnPolicyLearner(EnvLearner):
 
         if self._prefetch is not None:
             rollout = self._prefetch.take(session.step, self.agent.get_weights())
+            # The envs of a replaced actor may have begun new episodes.
+            at = self._prefetch.collector.began
+            first = at.first[[at.indices.index(i) for i in self._indices]].astype(np.float32)
+            self._forget(self._runtime.gather_envs(first).astype(bool))
         else:
             noise = self.agent.acting.draw(session.step, self._indices)
             rollout = self.envs.collect(self.agent, noise, on_step)  # type: ignore[attr-defined]  # no prefetch
