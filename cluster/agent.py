@@ -102,6 +102,8 @@ def main() -> int:
 def _begin_worker() -> None:
     """Called in the new process: it dies with its agent, and takes signals."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in (signal.SIGTERM, signal.SIGINT):  # what started the agent may ignore them
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 

@@ -227,6 +227,28 @@ def test_a_worker_without_its_launcher_has_time_to_save(tmp_path, grace, end):
     assert notes.read_text().splitlines()[-1] == end
 
 
+def test_a_worker_takes_signals_although_what_started_its_agent_ignores_them(tmp_path):
+    order = {
+        "command": [sys.executable, "-S", "-c", PRELUDE + "note('ready'); time.sleep(60)", str(tmp_path)],
+        "environment": {"TF_CONFIG": '{"task": {"index": 0}}'},
+        "directory": str(tmp_path),
+        "grace": 60,
+    }
+
+    def ignored():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+    with subprocess.Popen([sys.executable, "-IS", AGENT], stdin=subprocess.PIPE, preexec_fn=ignored) as agent:
+        agent.stdin.write(json.dumps(order).encode() + b"\n")
+        agent.stdin.flush()
+        notes = tmp_path / "worker-0"
+        until(lambda: notes.exists() and "ready" in notes.read_text())
+        agent.stdin.write(b"T")
+        agent.stdin.flush()
+        assert agent.wait(timeout=20) == 143
+
+
 def test_a_worker_dies_with_its_agent_and_all_start_again(tmp_path):
     launch = Launch(tmp_path, SAVE)
     launch.wait_for("ready")
