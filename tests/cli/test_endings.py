@@ -1,6 +1,7 @@
 """How commands end where nobody reads what they say, and where they were given nothing to say it to."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -20,8 +21,11 @@ endings.run(main)
 
 
 def run(body, **streams):
-    command = [sys.executable, "-c", RUN.replace("{body}", body)]
-    return subprocess.run(command, cwd=ROOT, text=True, timeout=60, **streams)
+    return subprocess.run(command(body), cwd=ROOT, text=True, timeout=60, **streams)
+
+
+def command(body):
+    return [sys.executable, "-c", RUN.replace("{body}", body)]
 
 
 @pytest.mark.parametrize("kind", ["broken", "full"])
@@ -43,11 +47,17 @@ def test_a_reader_that_closes_early_is_no_error_for_a_table():
 
 
 def test_a_reader_that_closes_early_is_no_error_for_a_rich_table():
-    """rich itself ends the command, with exit code 1."""
+    """rich itself raises SystemExit(1)."""
     body = "from rich.console import Console; Console().print('x' * 1000)"
     with unread_pipe("broken") as stdout:
         done = run(body, stdout=stdout, stderr=subprocess.PIPE)
-    assert (done.returncode, done.stderr) == (1, "")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_character_that_stdout_cannot_encode_is_escaped():
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = run(r"print('\u00b1')", env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "\\xb1\n", "")
 
 
 def test_output_to_a_full_disk_fails_with_one_sentence():
@@ -91,6 +101,18 @@ def test_a_signal_waits_for_the_end_of_an_import_also_where_another_thread_takes
 """
     done = run(body.strip(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert (done.returncode, done.stdout, done.stderr) == (code, "imported\n", "")
+
+
+def test_a_signal_after_the_end_of_python_does_not_change_the_exit_code():
+    """C functions run then, the last one first: this process says that it ends, and waits for its stdin."""
+    body = "import ctypes; c = ctypes.CDLL(None)"
+    body += "\n    for function in (c.getchar, c.perror): c.__cxa_atexit(function, None, None)"
+    with subprocess.Popen(command(body), cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stderr.readline()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 def test_a_signal_that_an_import_swallows_ends_the_command_before_it_trains():

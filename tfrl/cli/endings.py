@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import os
@@ -28,8 +29,11 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     own. A second signal ends the process at once.
     """
     open_missing()
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a text stream
     signals.OURS.of_command = True
     _on_signals(_end)
+    # At the very end, Python gives up its handlers before all threads of libraries have ended.
+    atexit.register(_on_signals, signal.SIG_IGN)
     try:
         code = main(sys.argv[1:])
         sys.stdout.flush()
@@ -59,8 +63,9 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
     except MemoryError as error:
         tell(f"error: out of memory; {str(error) or 'a smaller problem may fit'}")
         code = 1
-    except SystemExit as end:  # --help, a signal
-        code = int(end.code or 0)
+    except SystemExit as end:  # --help, a signal; rich ends a command whose reader is gone with 1
+        seen_enough = end.code == 1 and isinstance(end.__context__, BrokenPipeError)
+        code = 0 if seen_enough else int(end.code or 0)
     _on_signals(lambda *_: os._exit(code))  # a late signal does not change the exit code
     _flush()
     sys.exit(code)
@@ -83,7 +88,7 @@ def before_training() -> Iterator[None]:
         raise
 
 
-def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:
+def _on_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
     for number in signals.heeded():
         signal.signal(number, handler)
 
