@@ -1,15 +1,64 @@
-"""What is known of the games before any is made: checked against procgen's own lists, and the envs."""
+"""What is known of the games before any is made: checked against procgen's own lists, and the envs.
+
+Also the names of callables.
+"""
 
 import ast
+import functools
 import importlib.util
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+from packed_envs import packed
 
 from tfrl.algorithms.ppo import Config
 from tfrl.config.run import Task
-from tfrl.envs import registry
+from tfrl.envs import callables, registry
 from tfrl.envs.spec import EnvSpec
+
+
+class Maker:
+    """Stands for what makes envs."""
+
+    def __init__(self, mass):
+        self.mass = mass
+
+    def __call__(self):
+        return self.mass
+
+    def make(self):
+        return self.mass
+
+    @classmethod
+    def create(cls):
+        return cls
+
+
+class Hard(Maker):
+    pass
+
+
+def local(mass):
+    def make():
+        return mass
+
+    return make
+
+
+LOCAL = {  # makers of callables, which return the given number
+    "code": lambda mass: (lambda: 1, lambda: 2, lambda: 3)[mass - 1],
+    "closure": lambda mass: lambda: mass,
+    "default": lambda mass: lambda mass=mass: mass,
+    "keyword": lambda mass: lambda *, mass=mass: mass,
+    "array": lambda mass: (lambda values: lambda: int(values[1]))(np.array([0, mass])),
+    "inner": lambda mass: (lambda make: lambda: make())(local(mass)),
+    "function": local,
+    "object": Maker,
+    "method": lambda mass: Maker(mass).make,
+    "partial": lambda mass: functools.partial(local(mass)),
+}
 
 
 def procgen_constant(name: str):
@@ -96,3 +145,54 @@ def test_file_names_have_no_special_characters_of_paths_or_shells():
     files = ("catch", "CartPole-v1", "dm_control-cartpole-swingup-v0", "module.of-ns-Name-v0")
     assert tuple(map(registry.file_name, names)) == files
     assert Config(env=names[-1]).default_run_name == "module.of-ns-Name-v0-seed1"
+
+
+@pytest.mark.parametrize("kind", LOCAL.values(), ids=LOCAL)
+def test_local_callables_that_differ_have_different_names(kind, monkeypatch):
+    """The same one, or one made again with equal code and values, keeps its name."""
+    monkeypatch.setattr(callables, "_given", {})
+    one, two = kind(1), kind(2)
+    given = [one, two, one, kind(1), kind(2), kind(3), two]
+    plain, *names = map(callables.give, given)
+    assert names == [plain + number for number in ("(2)", "", "", "(2)", "(3)", "(2)")]
+    assert [callables.find(name)() for name in (plain, *names)] == [1, 2, 1, 1, 2, 3, 2]
+    for name in (plain, *names):
+        assert callables.is_name(name) and not callables.is_importable(name)
+
+
+def test_a_class_that_is_made_again_keeps_its_name(monkeypatch):
+    """As in a notebook, whose cell is run again after an interruption."""
+    monkeypatch.setattr(callables, "_given", {})
+
+    def cell():
+        class Mine(Maker):
+            pass
+
+        return Mine, lambda: Mine(1), Mine(1)
+
+    assert list(map(callables.give, cell())) == list(map(callables.give, cell()))
+
+
+def test_an_importable_callable_keeps_its_name(monkeypatch):
+    def reloaded(mass):
+        return mass
+
+    reloaded.__qualname__ = "local"
+    assert callables.give(math.sqrt) == "math:sqrt"
+    for given, name in (
+        *((local, "local"), (reloaded, "local"), (Maker, "Maker")),
+        *((Maker.create, "Maker.create"), (Hard.create, "Hard.create")),
+    ):
+        assert callables.give(given) == f"test_registry:{name}"
+        assert callables.find(f"test_registry:{name}") == given
+    monkeypatch.setattr(callables, "_given", {})  # as in another process
+    assert callables.find("test_registry:Hard.create")() is Hard
+
+
+def test_a_skip_of_frames_with_an_action_mask_is_refused():
+    with pytest.raises(ValueError) as error:
+        registry.check(Task(packed("Masked"), frame_skip=2))
+    sentence = f"--frame-skip 2 would repeat actions that the action mask of {packed('Masked')} forbids"
+    assert str(error.value).startswith(sentence) and ". " not in str(error.value)
+    for settings in ({"frame_skip": 2, "action_masks": "never"}, {"frame_skip": 1}):
+        registry.check(Task(packed("Masked"), **settings))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import os
 import re
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 _IMPORTABLE = re.compile(r"[\w.]+:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _LOCAL = re.compile(r"[\w.]+:.*[<(].*")  # module:function.<locals>.<lambda>, module:Class()
@@ -17,10 +21,55 @@ _given: dict[str, Callable[..., Any]] = {}  # the callables that this process wa
 
 
 def give(make: Callable[..., Any]) -> str:
-    """Lets this process find a callable by its name, and returns this name."""
-    name = _name_of(make)
+    """Lets this process find a callable by its name, and returns this name.
+
+    If a lambda or another local callable has the name of another one, (2) or a larger number follows its
+    name.
+    """
+    plain = name = _name_of(make)
+    for number in itertools.count(2):
+        if is_importable(name) or name not in _given or _alike(_given[name], make):
+            break
+        name = f"{plain}({number})"
     _given[name] = make
     return name
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """True if nothing shows that two callables, or what they contain, differ: then they mean the same.
+
+    A notebook's cell that is run again makes its functions and classes anew.
+    """
+    if one is other:
+        return True
+    if type(one).__qualname__ != type(other).__qualname__:
+        return False
+    try:
+        if isinstance(one, functools.partial):
+            return _alike([one.func, one.args, one.keywords], [other.func, other.args, other.keywords])
+        if isinstance(one, types.MethodType):
+            return _alike([one.__func__, one.__self__], [other.__func__, other.__self__])
+        if isinstance(one, types.FunctionType):
+            return one.__code__ == other.__code__ and _alike(_content(one), _content(other))
+        if isinstance(one, type):
+            return one.__qualname__ == other.__qualname__
+        if isinstance(one, list | tuple):
+            return len(one) == len(other) and all(map(_alike, one, other))
+        if isinstance(one, dict):
+            return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+        if isinstance(one, np.ndarray):
+            return np.array_equal(one, other)
+        if type(one).__eq__ is object.__eq__:
+            return _alike(getattr(one, "__dict__", {}), getattr(other, "__dict__", {}))
+        return bool(one == other)
+    except Exception:  # a user's object may raise anything, or contain itself
+        return True
+
+
+def _content(function: types.FunctionType) -> list[Any]:
+    """The default arguments of a function, and what it takes from the functions around it."""
+    around = [cell.cell_contents for cell in function.__closure__ or ()]
+    return [function.__defaults__, function.__kwdefaults__, around]
 
 
 def is_name(name: str) -> bool:
@@ -73,9 +122,12 @@ def _name_of(make: Callable[..., Any]) -> str:
     if isinstance(make, functools.partial):
         arguments = [*map(repr, make.args), *(f"{key}={value!r}" for key, value in make.keywords.items())]
         return f"{_name_of(make.func)}({', '.join(arguments)})"
+    owner = None if isinstance(make, types.BuiltinFunctionType) else getattr(make, "__self__", None)
+    if isinstance(owner, type):  # of a class method, which may be inherited
+        return f"{_module_of(owner)}:{owner.__qualname__}.{make.__name__}"
     of = make if hasattr(make, "__qualname__") else type(make)
     name = f"{_module_of(of)}:{of.__qualname__}"
-    return name if of is make else f"{name}()"
+    return name if of is make and owner is None else f"{name}()"
 
 
 def _module_of(thing: Any) -> str:
