@@ -165,7 +165,7 @@ def named(spec, rows):
             array = np.moveaxis(array, -1, -3)
         if part.kind == "choices":
             array = array + np.array(part.starts, np.int64).reshape(part.shape)
-        found[part.identifier] = array.astype(part.env_dtype)
+        found[spec.identifiers[part]] = array.astype(part.env_dtype)
     return found
 
 

@@ -7,11 +7,15 @@ import learners
 import numpy as np
 import pytest
 import tensorflow as tf
-from packed_envs import Signs, packed
+from gymnasium import spaces
+from made_envs import vector
+from packed_envs import Alone, Signs, named, packed
 from processes import Training, learned, results
 
 import tfrl
 from tfrl import config as settings
+from tfrl.envs import callables
+from tfrl.networks.weights import export
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.on_policy import OnPolicyLearner
 
@@ -88,6 +92,26 @@ def test_a_loaded_policy_and_an_export_take_what_the_env_shows(runs, name):
     with pytest.raises(tfrl.SettingsError, match="nothing where its observation_space has an array"):
         policy({"noise": shown[0]["noise"]})
     assert tfrl.evaluate(policy, episodes=4, seed=5).mean > 7
+
+
+def test_an_export_takes_arrays_whose_keys_cannot_name_inputs(tmp_path):
+    space = spaces.Dict({key: spaces.Box(-9, 9, (2,)) for key in ("self", "Q", "q", "_x", "höhe", "class")})
+    name = callables.give(lambda: Alone(space))
+    config = settings.reader("ppo").parse(["--env", name, "--hidden", "8"])
+    network, generator = config.make_network("float32"), np.random.default_rng(0)
+    arrays = {
+        key: generator.normal(size=array.shape).astype(np.float32)
+        for key, array in learners.initial_arrays(network).items()
+    }
+    export(tmp_path, config, arrays, precision="float32")
+    env = vector(name, range(30))
+    rows = env.observe().observation
+    inputs = {key: tf.constant(array) for key, array in named(env.observation_spec, rows).items()}
+    saved = tf.saved_model.load(str(tmp_path / "policy")).signatures["serving_default"]
+    vectors = {key: tf.constant(one) for key, one in network.join(arrays).items()}
+    greedy = network.greedy(network.outputs(vectors, tf.constant(rows))).numpy()
+    np.testing.assert_array_equal(saved(**inputs)["action"], greedy)
+    assert len(inputs) == 6 and set(greedy.tolist()) == {0, 1}
 
 
 @pytest.mark.long

@@ -1,7 +1,10 @@
 """Observations of several arrays: packed into rows, taken apart again, and refused where they do not fit."""
 
 import dataclasses
+import keyword
+import re
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,11 +14,11 @@ from packed_envs import ALONE, PLACES, drawn, named, packed
 
 from tfrl import config as settings
 from tfrl.cli.errors import EnvError
-from tfrl.envs import observations, registry
+from tfrl.envs import callables, observations, registry
 from tfrl.envs.calls import mask_of
 from tfrl.envs.gymnasium import find_facts, observation_spec
 from tfrl.envs.spec import EnvSpec
-from tfrl.networks.entrance import Entrance
+from tfrl.networks.entrance import Entrance, own_torso
 
 WHOLE = spaces.Dict(PLACES)
 VECTORS = spaces.Dict({key: space for key, space in PLACES.items() if key != "pixels"})
@@ -55,7 +58,7 @@ def test_unpacking_a_row_gives_the_original_observation(space):
         np.testing.assert_array_equal(images[0], np.moveaxis(parts["pixels"], 1, -1))
     else:
         np.testing.assert_array_equal(spec.vectors(rows), expected)
-    as_shown = [tf.constant(parts[part.identifier]) for part in spec.parts]
+    as_shown = [tf.constant(parts[spec.identifiers[part]]) for part in spec.parts]
     np.testing.assert_array_equal(Entrance(spec).rows(as_shown), rows)
 
 
@@ -130,3 +133,31 @@ def test_the_default_torso_follows_from_the_observations():
         assert config.torso == torso
     spec = registry.specs(EnvSpec(packed("Dict"), num_envs=1, seed=1))[0]
     assert spec == dataclasses.replace(spec) and hash(spec) == hash(dataclasses.replace(spec))
+
+
+def test_each_array_has_an_identifier_of_its_own():
+    keys = ("arm", "Q", "a b", "a_b", "A-B", "a_b_1", "q", "self", "Self", "_x", "of_x", "höhe", "h he")
+    keys += ("class", "true", "action_mask", "")
+    parts = {key: observations.Part((key,), observations.NUMBERS, (), "float32") for key in keys}
+    spec = observations.ArraySpec.of_parts(list(parts.values())).with_mask(3)
+    names = list(spec.identifiers.values())
+    assert len({name.lower() for name in names}) == len(spec.parts) == len(keys) + 1
+    for name in names:
+        assert re.fullmatch(r"[a-zA-Z]\w*", name, re.ASCII) and not keyword.iskeyword(name)
+        assert name != "self"
+    assert names[:4] == ["arm", "Q", "a_b", "a_b_1"] and names[-1] == "action_mask_1"
+    plain = observation_spec("It-v0", WHOLE)
+    assert {part.name.replace("/", "_") for part in plain.parts} == {*plain.identifiers.values()}
+
+
+def test_an_own_network_gets_all_arrays_of_keys_that_resemble_each_other():
+    shapes = {}
+
+    def network(inputs):
+        shapes.update({name: x.shape for name, x in inputs.items()})
+        return keras.layers.Concatenate()(list(inputs.values()))
+
+    space = spaces.Dict({"a b": spaces.Box(-1, 1, (2,)), "a_b": spaces.Discrete(3)})
+    spec = observation_spec("It-v0", space)
+    model = own_torso(callables.give(network), spec, precision="float32", seed=1)
+    assert shapes == {"a_b": (None, 2), "a_b_1": (None, 3)} and model.output_shape == (None, 5)

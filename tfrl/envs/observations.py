@@ -9,6 +9,7 @@ float32 if no part is an image, and otherwise consists of the bytes of all parts
 from __future__ import annotations
 
 import itertools
+import keyword
 import math
 import re
 import zlib
@@ -61,11 +62,6 @@ class Part:
     def name(self) -> str:
         """Its keys joined by slashes, such as "arm/angles"; "observation" for a single array."""
         return "/".join(self.keys) or ALONE
-
-    @property
-    def identifier(self) -> str:
-        """The name with "_" for all characters except letters and digits; names an input of exports."""
-        return re.sub(r"\W", "_", self.name)
 
     @property
     def size(self) -> int:
@@ -161,6 +157,26 @@ class ArraySpec:
         """The arrays of an observation: `parts`, or the single image or vector."""
         kind = IMAGE if len(self.shape) == 3 else NUMBERS
         return self.parts or (Part((), kind, self.shape, self.dtype, self.channels_first),)
+
+    @cached_property
+    def identifiers(self) -> dict[Part, str]:
+        """The name of each array as an input of networks and exports.
+
+        "_" replaces all characters except letters and digits, and "of" precedes a "_". A number follows where
+        that is a name of Python or of another array; TensorFlow does not tell "Q" from "q".
+        """
+        found: dict[Part, str] = {}
+        taken = {"self", *map(str.lower, keyword.kwlist)}
+        for part in self.arrays:
+            plain = re.sub(r"\W", "_", part.name, flags=re.ASCII)
+            plain = name = f"of{plain}" if plain.startswith("_") else plain
+            for number in itertools.count(1):
+                if name.lower() not in taken:
+                    break
+                name = f"{plain}_{number}"
+            taken.add(name.lower())
+            found[part] = name
+        return found
 
     @property
     def env_shape(self) -> tuple[int, ...]:

@@ -241,7 +241,7 @@ def own_torso(name: str, spec: ArraySpec, *, precision: str, seed: int) -> keras
 def _own_inputs(spec: ArraySpec) -> tuple[Any, Any]:
     """The inputs of the model, and the argument of the function."""
     inputs, shown = [], {}
-    parts = {part.identifier: part for part in spec.arrays}
+    parts = {spec.identifiers[part]: part for part in spec.arrays}
     for index, shape in enumerate(spec.image_shapes):
         inputs.append(keras.Input(shape, dtype="uint8", name=f"image{index}"))
         scaled = keras.layers.Rescaling(1.0 / 255.0, dtype="float32", name=f"scale{index}")(inputs[-1])
@@ -258,7 +258,7 @@ def _own_inputs(spec: ArraySpec) -> tuple[Any, Any]:
 def _of_vector(spec: ArraySpec, vector: Any) -> dict[str, Any]:
     """The arrays in a vector [B, D] by name; for an observation that is a vector, the vector itself."""
     if not spec.parts:
-        return {spec.arrays[0].identifier: vector}
+        return {spec.identifiers[spec.arrays[0]]: vector}
     found, begin = {}, 0
     for kind in (NUMBERS, CHOICES, FLAGS):
         for part in spec.of_kind(kind):
@@ -266,7 +266,7 @@ def _of_vector(spec: ArraySpec, vector: Any) -> dict[str, Any]:
             array = vector[:, begin : begin + size]
             if kind != CHOICES and len(part.shape) > 1:
                 array = keras.layers.Reshape(part.shape)(array)
-            found[part.identifier] = array
+            found[spec.identifiers[part]] = array
             begin += size
     return found
 

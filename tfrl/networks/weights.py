@@ -94,7 +94,7 @@ def export(
     module.weights = {name: tf.Variable(vectors[name], trainable=False) for name in network.acting}
     signature = [
         tf.TensorSpec(
-            (None, *part.env_shape), part.env_dtype, name=part.identifier if spec.parts else "observations"
+            (None, *part.env_shape), part.env_dtype, spec.identifiers[part] if spec.parts else "observations"
         )
         for part in spec.arrays
     ]
