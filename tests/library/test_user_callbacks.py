@@ -44,6 +44,18 @@ def test_another_env_is_evaluated_among_the_metrics(run):
     assert np.isnan(column[0]) and column[1] == run.progress["heavier/episode_length"][1] >= 10
 
 
+def test_lambdas_of_one_function_are_different_envs(tmp_path):
+    given = callbacks.Evaluate(
+        lambda: gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: -reward),
+        steps=256,
+        episodes=2,
+        name="negative",
+    )
+    settings = SMALL | {"env": lambda: gymnasium.make("CartPole-v1")}
+    run = tfrl.train("ppo", total_steps=512, logdir=tmp_path, run_name="r", callbacks=[given], **settings)
+    assert run.progress["negative/return"].max() < 0 < run.results["eval"]["test"]["return"]
+
+
 def test_curves_are_also_written_to_another_folder(run):
     events = EventAccumulator(str(run.folder.parent / "shared" / "r"))
     events.Reload()
@@ -63,6 +75,34 @@ def test_policies_and_videos_are_kept(tmp_path):
     videos = sorted((run.folder / "videos").iterdir())
     assert [video.name for video in videos] == ["callback-1024.gif", "callback-512.gif"]
     assert len(imageio.mimread(videos[0])) > 5
+
+
+class Slow(tfrl.Callback):
+    """Notes whether other workers would wait for it without a limit."""
+
+    def __init__(self):
+        self.unhurried = []
+
+    def on_update(self, run, metrics):
+        self.unhurried.append(run._session.watchdog._unhurried)
+
+
+def test_a_users_callback_may_take_as_long_as_it_likes(tmp_path):
+    slow = Slow()
+    run = tfrl.train("ppo", total_steps=512, logdir=tmp_path, run_name="r", callbacks=[slow], **SMALL)
+    assert slow.unhurried == [True, True] and "stopped" not in run.results
+
+
+def test_a_stop_at_the_start_on_another_worker_stops_all(tmp_path, monkeypatch):
+    from tfrl.workers.strategy import Runtime
+
+    class Stop(tfrl.Callback):
+        def on_start(self, run):
+            monkeypatch.setattr(Runtime, "any_worker", lambda runtime, mine: True)
+
+    run = tfrl.train("ppo", total_steps=512, logdir=tmp_path, run_name="r", callbacks=[Stop()], **SMALL)
+    assert run.results["env_steps"] == 0
+    assert run.results["stopped"] == "a callback of another worker asked for it"
 
 
 def test_weights_and_biases_gets_each_row_once(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -229,7 +229,6 @@ class Run(RunOfCallback):
         self.evaluation: dict[str, float] = {}
         self._followed = followed
         self._users = callbacks
-        self._callbacks = [*learner.callbacks, *callbacks]
         self._unsaved = 0  # updates and pauses since the last checkpoint, or since the start of this process
         self._pending: dict[str, float] | None = None  # metrics of the update whose evaluation is pending
         self._before = 0, 0  # step and steps done before the last update
@@ -282,11 +281,9 @@ class Run(RunOfCallback):
             self._evaluate()
             self.metrics = metrics | self.evaluation
             self._pending = None
-        for callback in self._callbacks:
+        for callback in self._callbacks():
             callback.on_update(self, self.metrics)
-        if self._users and session.runtime.any_worker(self._stopped is not None):
-            self._stopped = self._stopped or "a callback of another worker asked for it"
-            session.changed()  # the checkpoint before the evaluation does not contain its results
+        self._agree_to_stop()
         session.writer.write(self.env_steps, self.metrics)
         session.console.progress.finish_update(self.env_steps, self.metrics)
         self._unsaved += 1
@@ -298,8 +295,20 @@ class Run(RunOfCallback):
         """Evaluates. Raises Stopped if it is interrupted; a resumed run repeats the whole evaluation."""
         self.evaluation = self._learner.evaluate()
         self._evaluated_at = self.env_steps
-        for callback in self._callbacks:
+        for callback in self._callbacks():
             callback.on_evaluation(self, self.evaluation)
+
+    def _callbacks(self) -> Iterator[Callback]:
+        """All callbacks in order. Those of the user may take as long as they like."""
+        yield from self._learner.callbacks
+        with self._session.watchdog.unhurried():
+            yield from self._users
+
+    def _agree_to_stop(self) -> None:
+        """Stops the run on all workers if a callback of any worker asked for it."""
+        if self._users and self._session.runtime.any_worker(self._stopped is not None):
+            self._stopped = self._stopped or "a callback of another worker asked for it"
+            self._session.changed()  # the checkpoint before an evaluation does not contain its results
 
     def _note_part(self) -> None:
         """Saves as often at pauses of an update as after updates, because the parts may take as long as an
@@ -371,8 +380,9 @@ class Run(RunOfCallback):
         session.console.start(
             Progress(learner.total_steps, self._steps_taken, unit=learner.unit, highlights=learner.highlights)
         )
-        for callback in self._callbacks:
+        for callback in self._callbacks():
             callback.on_start(self)
+        self._agree_to_stop()
 
     def _summary(self, logged: int) -> dict[str, str]:
         """The table before training; `logged` is the last step of progress.csv."""
@@ -416,7 +426,7 @@ class Run(RunOfCallback):
             except OSError as error:
                 reason = files.reason(error)
                 raise TrainingError(f"cannot write the results in {self.folder}: {reason}") from None
-        for callback in self._callbacks:
+        for callback in self._callbacks():
             callback.on_end(self, outcome)
         ends = self._learner.conclusion(outcome, self._stopped)
         for sentence in ends.sentences:

@@ -402,7 +402,8 @@ def results_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]
     """The header and rows of the last table of a run."""
     env = results["env"]
     found: dict[str, Mapping[str, Any]] = {}
-    found["while training"] = {**results, "return": results["episode_return"], "episodes": "last 100"}
+    episodes = f"last {min(100, results['episodes'])}"
+    found["while training"] = {**results, "return": results["episode_return"], "episodes": episodes}
     for level_set, score in results["eval"].items():
         if isinstance(score, Mapping):
             title = level_set_title(env, level_set)
