@@ -1,6 +1,7 @@
 """python -m cluster.tf_config: print TF_CONFIG, or check the one that is set."""
 
 import json
+import re
 import shlex
 import socket
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         cluster["evaluator"] = [options.evaluator]
     if index == "evaluator":
         task = {"type": "evaluator", "index": 0}
-    elif not index.lstrip("-").isdecimal():
+    elif not re.fullmatch(r"-?[0-9]+", index):
         raise UserError(f"--index is {index!r}; it must be 0 to {len(hosts) - 1}, or 'evaluator'")
     else:
         task = {"type": "worker", "index": int(index)}

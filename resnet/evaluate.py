@@ -31,6 +31,10 @@ def main(arguments: Sequence[str]) -> int:
     if algorithm_of(run / SETTINGS_FILE) != "resnet":
         raise UserError(f"{run} is not the folder of a run of resnet.train.")
     config = dataclasses.replace(from_yaml(run / SETTINGS_FILE), strategy="one-device", replicas=0)
+    try:
+        dataclasses.replace(config, run_name=None, logdir="logs").validate()
+    except UserError as error:
+        raise UserError(f"{run / SETTINGS_FILE}: {error}") from None
     store = CheckpointStore(run / "checkpoints", keep=1)
     if (saved := store.load(lambda sentence: tell(f"warning: {sentence}"))) is None:
         raise UserError(f"{run} has no checkpoint yet.")
@@ -44,7 +48,10 @@ def main(arguments: Sequence[str]) -> int:
         dataset = data.load(config.dataset, config.image_size)
         shape, classes = dataset.image_shape, len(dataset.classes)
         classifier = Classifier(config, strategy.make(config, None), image_shape=shape, classes=classes)
-        classifier.set_state(saved.learner)
+        try:
+            classifier.set_state(saved.learner)
+        except (ValueError, KeyError) as error:
+            raise UserError(f"{run} has a checkpoint of other settings: {error}.") from None
     count = len(dataset.test)
     batches = data.Share(config.batch_size).batches(dataset.test, [data.Pass(np.arange(count))])
     loss, hits = classifier.test(batches)

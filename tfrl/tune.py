@@ -62,6 +62,8 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Runs or continues the sweep; returns the exit code."""
     options, sweep = _read(arguments)
+    if not options.logdir or "\0" in options.logdir:
+        raise UserError(f"--logdir must be a folder's path; got {options.logdir!r}.")
     logdir = Path(expand_home(options.logdir)).absolute()
     for index, settings in enumerate(sweep.trials):
         config = sweep.config(settings)

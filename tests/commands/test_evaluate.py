@@ -1,6 +1,7 @@
 """Evaluation, and videos: against scripted envs, and with policies read back from files."""
 
 import dataclasses
+import io
 import json
 import os
 import re
@@ -183,10 +184,29 @@ def test_the_best_policy_is_kept_until_a_better_one(run, tmp_path):
     for score, env_steps, kept in ((1.0, 10, 10), (0.5, 20, 10), (2.0, 30, 30), (2.0, 40, 30), (0.1, 15, 15)):
         keep_best(made, weights, score=score, env_steps=env_steps)
         assert find_policy(made, "best").env_steps == kept
-    (made / BEST_FILE).write_bytes(b"PK damaged")
-    with pytest.raises(UserError, match="damaged"):
-        find_policy(made, "best")
     assert find_policy(run, "best").weights.keys() == find_policy(run, "last").weights.keys()
+
+
+def an_array(_):
+    file = io.BytesIO()
+    np.save(file, np.zeros(3))
+    return file.getvalue()
+
+
+def of_unknown_compression(archive):
+    at = archive.index(b"PK\1\2") + 10  # in the entry of its first array
+    return archive[:at] + bytes([99]) + archive[at + 1 :]
+
+
+@pytest.mark.parametrize("damage", [lambda _: b"PK damaged", an_array, of_unknown_compression])
+def test_a_damaged_best_policy_is_refused_and_replaced(damage, tmp_path):
+    made = make_run(tmp_path, total_steps=40_000)
+    weights = {"actor/head/bias": np.zeros(3, np.float32)}
+    keep_best(made, weights, score=1.0, env_steps=10)
+    (made / BEST_FILE).write_bytes(damage((made / BEST_FILE).read_bytes()))
+    assert "best.npz is damaged" in refusal(find_policy, made, "best")
+    keep_best(made, weights, score=0.5, env_steps=20)
+    assert find_policy(made, "best").env_steps == 20
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")

@@ -145,6 +145,10 @@ def test_the_command_refuses_before_anything_starts(tmp_path):
             "--metric eval_train/return is not a column",
         ),
         (["--parallel", "0", "--grid", "lr=1e-3", "--", "ppo"], "--parallel must be at least 1"),
+        (
+            ["--logdir", "", "--metric", "x", "--grid", "lr=1", "--", "ppo", *CATCH],
+            "--logdir must be a folder",
+        ),
     ):
         assert_refused(Answer(*where, *flags, module="tfrl.tune"), part)
     assert not (tmp_path / "sweep").exists()

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from processes import ROOT, Answer, assert_refused
 from refusals import refusal
 
 from resnet import __main__ as zoo
+from resnet import evaluate
 from resnet.config import PRESETS, from_yaml, parse
 from resnet.train import main
 from tfrl.cli.errors import UserError
@@ -45,6 +47,22 @@ def test_the_settings_survive_their_file(tmp_path):
 def test_bad_settings_get_a_sentence(flags, sentence):
     with pytest.raises(UserError, match=sentence):
         parse(flags)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("batch_size: 0", "--batch-size must be at least 1"),
+        ("dataset: cifar11", "did you mean cifar10"),
+        ("image_size: -3", "--image-size must be at least"),
+    ],
+)
+def test_a_bad_setting_in_the_file_of_a_run_is_no_test_of_it(tmp_path, text, sentence):
+    file = tmp_path / "config.yaml"
+    file.write_text(re.sub(f"(?m)^{text.split()[0]}.*", text, to_yaml(parse([]))))
+    assert text in file.read_text()
+    said = refusal(evaluate.main, [str(tmp_path)])
+    assert said.startswith(f"{file}: ") and sentence in said
 
 
 def test_a_bad_setting_ends_before_tensorflow():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from learners import build_actor_critic, initial_arrays
+from refusals import refusal
 
 import resnet
 from resnet import evaluate, learner
@@ -265,9 +266,11 @@ def test_a_run_is_tested_by_its_newest_checkpoint_before_it_ends(finished, tmp_p
     assert evaluate.main([str(unfinished)]) == 0
     hits = f"({results['test']['hits']} of {results['test']['images']} test images)"
     assert hits in capsys.readouterr().out
+    settings = (path / "config.yaml").read_text()
+    (unfinished / "config.yaml").write_text(settings.replace("model: cookbook", "model: linear"))
+    assert "has a checkpoint of other settings" in refusal(evaluate.main, [str(unfinished)])
     shutil.rmtree(unfinished / "checkpoints")
-    with pytest.raises(UserError, match="has no checkpoint yet"):
-        evaluate.main([str(unfinished)])
+    assert "has no checkpoint yet" in refusal(evaluate.main, [str(unfinished)])
 
 
 def test_images_are_standardised_as_tensorflow_does_it():

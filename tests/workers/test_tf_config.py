@@ -192,6 +192,7 @@ def test_the_command_makes_an_evaluator():
         (["--hosts", "a:1,b", "--index", "0"], ["'b'", "host:port"]),
         (["--hosts", "a:1,a:1", "--index", "0"], ["'a:1'", "of its own"]),
         (["--hosts", "a:1,b:1", "--index", "two"], ["'two'"]),
+        (["--hosts", "a:1,b:1", "--index=--5"], ["'--5'"]),
         (["--hosts", "a:1,b:1"], ["--index"]),
         (["--check"], ["TF_CONFIG is not set"]),
         (["--hots", "a:1"], ["--hots"]),

@@ -53,7 +53,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an npz file; empty if it is damaged."""
     try:
         return decode(path.read_bytes())
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, EOFError, TypeError, RuntimeError, zipfile.BadZipFile):
         return {}
 
 
