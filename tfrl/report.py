@@ -84,6 +84,9 @@ def main(arguments: Sequence[str]) -> int:
     loaded = [run_folders.load(path) for path in run_folders.find(map(run_folder, words))]
     if not any(run.env_steps for run in loaded):
         raise UserError(f"{words[0]} has no finished update yet, so there is nothing to report.")
+    for run in loaded:
+        if not run.env_steps:
+            tell(f"warning: {run.path} has no finished update yet, and is left out.")
     loaded = [run for run in loaded if run.env_steps]
     out = Path(options.out) if options.out else loaded[0].path
     if not options.out and len(loaded) > 1:

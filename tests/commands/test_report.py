@@ -234,6 +234,14 @@ def test_a_run_without_progress_has_no_report(damage, tmp_path):
         report.main([str(run)])
 
 
+def test_a_run_without_progress_is_left_out_of_the_report_of_others(tmp_path, capsys):
+    new, run = (make_run(tmp_path, seed=seed, total_steps=40_000) for seed in (1, 2))
+    without_progress(new)
+    assert report.main([str(new), str(run)]) == 0
+    assert f"warning: {new} has no finished update yet, and is left out.\n" in capsys.readouterr().err
+    assert (run / "report.html").is_file()
+
+
 @pytest.mark.parametrize("command", ["evaluate", "record"])
 @pytest.mark.parametrize("checkpoint", ["last", "best", "7", "newest"])
 def test_a_run_without_weights_gives_a_one_sentence_error(command, checkpoint, tmp_path):

@@ -341,7 +341,8 @@ class EnvLearner(Learner):
             "env_steps": self.steps_done,
             "updates": session.step,
             "seconds": session.seconds,
-            "env_steps_per_second": self.steps_done / session.seconds,
+            "env_steps_per_second": self.steps_done
+            / max(session.seconds, 1e-9),  # 0 s if it ends at its start
             "episodes": int(episodes["rollout/episodes"]),
             "episode_return": episodes["rollout/episode_return"],
             "normalized_return": episodes["rollout/normalized_return"],
