@@ -12,6 +12,7 @@ import pytest
 from made_envs import digest, made, play, vector
 
 from tfrl.envs import gymnasium as family
+from tfrl.envs import registry
 from tfrl.envs.gymnasium import action_spec, find_facts, make_env
 from tfrl.envs.spec import ArraySpec, Box, Discrete
 
@@ -26,6 +27,29 @@ BOX2D = pytest.param("LunarLander-v3", marks=needs("Box2D"))
 CLASSIC = ["CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "Acrobot-v1"]
 MUJOCO = [f"{name}-v5" for name in ("InvertedDoublePendulum", "HalfCheetah", "Hopper", "Ant", "Humanoid")]
 EXACT = [*CLASSIC, *MUJOCO, made("Hidden"), made("Both"), made("Limit"), ATARI, DM_CONTROL, BOX2D]
+
+
+class Halving(made_envs.Spaced):
+    """Rewards an action, and halves it in place."""
+
+    def __init__(self):
+        super().__init__(gymnasium.spaces.Box(-9, 9, (2,)), gymnasium.spaces.Box(-1, 1, (2,)))
+
+    def step(self, action):
+        reward = float(action.sum())
+        action /= 2
+        return self.show(), reward, False, False, {}
+
+
+class Sharing(made_envs.Hidden):
+    """Shows the same array as all of these envs."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    shown = np.zeros(2, np.float32)
+
+    def show(self):
+        self.shown[:] = self.place, self.time
+        return self.shown
 
 
 def same(one, other):
@@ -290,6 +314,20 @@ def test_a_skip_of_frames_sums_rewards_to_the_end_of_the_episode():
     steps = play(vector(made("Fifty"), [0], frame_skip=3), 18)
     assert [step.reward[0] for step in steps] == [3.0] * 16 + [2.0, 3.0]
     assert [step.first[0] for step in steps] == [False] * 16 + [True, False]
+
+
+def test_a_skip_of_frames_repeats_an_action_that_the_env_changes():
+    env = vector(registry.name_of(Halving), [0, 1], frame_skip=3)
+    env.act(np.array([[1, 1], [0.5, 0]], np.float32))
+    assert env.observe().reward.tolist() == [6.0, 1.5]
+
+
+def test_envs_that_share_an_array_begin_with_their_own_observations():
+    name = registry.name_of(Sharing)
+    env, alone = vector(name, range(3)), [vector(name, [i]) for i in range(3)]
+    shown = np.concatenate([each.observe().observation for each in alone])
+    np.testing.assert_array_equal(env.observe().observation, shown)
+    assert len(set(shown[:, 0])) == 3
 
 
 @pytest.mark.parametrize("settings", [{"max_episode_steps": 25}, {"max_episode_steps": 25, "frame_skip": 3}])

@@ -6,6 +6,8 @@ import pytest
 from made_envs import made, vector
 from processes import without_display
 
+from tfrl.envs.gymnasium import make_env
+
 
 def test_mujoco_writes_no_log_into_the_folder_and_nothing_is_printed(tmp_path):
     code = "from made_envs import *; [play(vector(n + '-v5', [0]), 5) for n in ('HalfCheetah', 'Ant')]"
@@ -56,3 +58,11 @@ def test_missing_packages_for_rendering_are_named(gl, tmp_path):
 def test_an_env_that_cannot_be_drawn_is_refused():
     with pytest.raises(ValueError, match="cannot be made: TypeError"):
         vector(made("Hidden"), [0], render=True)
+
+
+@pytest.mark.parametrize("mode", ["rgb_array", "human"])
+def test_an_env_is_drawn_whatever_render_mode_its_keyword_arguments_name(mode):
+    env = make_env("CartPole-v1", f'{{"render_mode": "{mode}"}}', render=True)
+    env.reset(seed=0)
+    assert env.render().shape == (400, 600, 3)
+    env.close()

@@ -16,3 +16,10 @@ def test_random_actions_are_of_the_space(spec):
         assert actions.shape == (5000, *spec.shape) and actions.dtype == spec.dtype
         assert low <= actions.min() < low + 0.01 and high - 0.01 < actions.max() <= high
         np.testing.assert_allclose(actions.mean(axis=0), (low + high) / 2, atol=0.05 * max(1, high))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_an_env_gets_actions_of_its_own_type(dtype):
+    taken = Box((-1.0, 0.5), (1.0, 3.0), dtype).as_env_takes(np.float32([[-1, -1], [1, 1], [0, 0]]))
+    assert taken.dtype == dtype
+    assert taken.tolist() == [[-1, 0.5], [1, 3], [0, 1.75]]

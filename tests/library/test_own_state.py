@@ -63,6 +63,17 @@ class Aimed(Saved):
         return shown, self.goal if self.taken > 20 else 0.0, *rest
 
 
+class Keyed(Saved):
+    """Shows a dict."""
+
+    observation_space = gymnasium.spaces.Dict(
+        place=gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64), even=gymnasium.spaces.Discrete(2)
+    )
+
+    def show(self):
+        return {"place": self.place, "even": self.taken % 2}
+
+
 class Refusing(Saved):
     """Has action masks, saves no state, and refuses all actions from some moment on."""
 
@@ -109,6 +120,14 @@ def test_a_fresh_vector_continues_from_saved_states_bit_for_bit(steps, skip):
     assert other.exact_state
     np.testing.assert_array_equal(other.observe().observation, one.observe().observation)
     np.testing.assert_array_equal(play(one, 60, 1), play(other, 60, 1))
+
+
+def test_an_exact_own_state_is_recognised_where_observations_are_dicts():
+    assert find_facts(registry.name_of(Keyed)).saves_state
+    one, other = vector(Keyed), vector(Keyed)
+    play(one, 25, 0)
+    other.set_state(one.get_state())
+    np.testing.assert_array_equal(play(one, 20, 1), play(other, 20, 1))
 
 
 def test_an_incomplete_own_state_is_not_used():

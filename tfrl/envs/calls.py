@@ -195,8 +195,17 @@ def put_own_state(env: gymnasium.Env, arrays: Mapping[str, np.ndarray]) -> None:
     inner.set_state(about["rest"] | {name: array.copy() for name, array in own.items() if name})
 
 
-def saves_exactly(env: gymnasium.Env, other: gymnasium.Env) -> bool:
-    """True if a second env, restored from the state of the first, takes ten equal steps."""
+def saves_exactly(env: gymnasium.Env, other: gymnasium.Env, spec: ArraySpec) -> bool:
+    """True if a second env, restored from the state of the first, takes ten equal steps.
+
+    `spec` is that of their observations.
+    """
+    store = spec.store()
+
+    def show(env: gymnasium.Env, action: Any) -> tuple[Any, ...]:
+        shown, reward, terminated, truncated, _ = env.step(action)
+        return store(shown).tobytes(), float(reward), bool(terminated), bool(truncated)
+
     env.action_space.seed(0)
     actions = [env.action_space.sample() for _ in range(15)]
     with contextlib.suppress(Exception):  # its methods may raise anything; then the episode is replayed
@@ -206,10 +215,5 @@ def saves_exactly(env: gymnasium.Env, other: gymnasium.Env) -> bool:
                 return False
         other.reset(seed=2)
         put_own_state(other, get_own_state(env))
-        return all(_show(env, action) == _show(other, action) for action in actions[5:])
+        return all(show(env, action) == show(other, action) for action in actions[5:])
     return False
-
-
-def _show(env: gymnasium.Env, action: Any) -> tuple[Any, ...]:
-    shown, reward, terminated, truncated, _ = env.step(action)
-    return np.asarray(shown).tobytes(), float(reward), bool(terminated), bool(truncated)

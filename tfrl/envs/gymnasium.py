@@ -125,7 +125,7 @@ class GymnasiumVec:
             shown, info = env.reset(seed=seed)
             shown = self._stored(shown, info)
         self._began[i] = self._clock
-        return shown.astype(self.observation_spec.dtype, copy=False)
+        return shown.astype(self.observation_spec.dtype)  # a copy, because envs may share one array
 
     def observe(self) -> Step:
         """The step that `act` took; see `tfrl.envs.spec.Step`."""
@@ -291,7 +291,8 @@ def _repeated(play: _Play, times: int) -> _Play:
     def step(action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         total = 0.0
         for _ in range(times):
-            shown, reward, terminated, truncated, info = play(action)
+            # A copy, because an env may change its action.
+            shown, reward, terminated, truncated, info = play(copy.copy(action))
             total += float(reward)
             if terminated or truncated:
                 break
@@ -347,7 +348,7 @@ def make_env(
     if render:
         _draw_off_screen()
     try:
-        env = make(**options, **({"render_mode": "rgb_array"} if draws else {}))
+        env = make(**options | ({"render_mode": "rgb_array"} if draws else {}))
         if not isinstance(env, gymnasium.Env):
             raise TypeError(f"it is of type {type(env).__name__} and not a gymnasium.Env")
     except Exception as error:  # a user's env may raise anything
@@ -462,7 +463,7 @@ def find_facts(env_id: str, kwargs: str = "{}") -> Facts:
         is_exact = False
         if saves_state(env) and not action_mask:  # because this check takes any actions
             with _open(env_id, kwargs) as other:
-                is_exact = saves_exactly(env, other)
+                is_exact = saves_exactly(env, other, observation)
         return Facts(
             observation,
             action,

@@ -212,6 +212,11 @@ def check(task: EnvSettings) -> None:
             "MODULE:ID or MODULE:FUNCTION of your own"
         )
     observation, action = specs(task)
+    if observation.num_actions and (task.frame_skip or 1) > 1:
+        raise ValueError(
+            f"--frame-skip {task.frame_skip} would repeat actions that the action mask of {env} forbids by "
+            "then; leave one out, --frame-skip or, with --action-masks never, the mask"
+        )
     if task.action_masks == "must" and not action.mask_size:
         raise ValueError(
             f"--action-masks must needs discrete actions, and {env} has {action.kind} ones; leave "

@@ -228,7 +228,7 @@ class Box(ActionSpec):
         scaled = actions * half
         scaled += middle
         np.maximum(scaled, low, out=scaled)
-        return np.minimum(scaled, high, out=scaled)
+        return np.minimum(scaled, high, out=scaled).astype(self.env_dtype, copy=False)
 
     def uniform(self, generator: np.random.Generator, count: int) -> np.ndarray:
         """Uniform actions, float32 [count, D] in [-1, 1)."""
