@@ -377,6 +377,8 @@ def task_of(config: RLSettings, env: str | MakeEnv | None, seed: int | None) -> 
     Raises UserError if the policy of the run cannot play that env.
     """
     changes: dict[str, Any] = {} if env is None else {"env": registry.own_name(_name_of(env))}
+    if callable(env):
+        changes["env_kwargs"] = {}
     if seed is not None:
         changes["seed"] = coerce(seed, int, "seed")
     task = dataclasses.replace(config, **changes)

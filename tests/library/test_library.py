@@ -1,5 +1,6 @@
 """`tfrl.train`, `load` and `evaluate` do what the commands do, in a user's program."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -172,6 +173,25 @@ def test_an_evaluation_is_that_of_the_run_and_of_a_plain_loop(runs):
         tfrl.evaluate(policy, env="Pendulum-v1")
 
 
+def test_a_callable_of_an_evaluation_gets_no_keyword_arguments_of_the_run(runs):
+    policy = tfrl.load(runs["id"].folder)
+    policy.config = dataclasses.replace(policy.config, env_kwargs={"sutton_barto_reward": True})
+    found = tfrl.evaluate(policy, env=lambda: gymnasium.make("CartPole-v1"), episodes=2)
+    assert found.returns.tolist() == found.lengths.tolist(), "and not 0 a step"
+    assert tfrl.evaluate(policy, env="CartPole-v1", episodes=2).mean <= 0
+
+
+def test_actor_and_critic_have_the_networks_of_their_own_lambdas(tmp_path):
+    import keras  # TensorFlow
+
+    network = {"actor": lambda x: keras.layers.Dense(8)(x), "critic": lambda x: keras.layers.Dense(24)(x)}
+    settings = {"env": "CartPole-v1", "total_steps": 32, "num_envs": 4, "num_steps": 8, "epochs": 1}
+    run = tfrl.train("ppo", network=network, logdir=tmp_path, eval_episodes=1, **settings)
+    with np.load(run.folder / "export/weights.npz") as weights:
+        assert weights["actor_torso/dense/kernel"].shape == (4, 8)
+        assert weights["critic_torso/dense/kernel"].shape == (4, 24)
+
+
 def test_bad_settings_give_a_one_sentence_error(tmp_path):
     for algorithm, settings, sentence in (
         ("pp", {}, r"no algorithm 'pp' \(did you mean ppo\?\)"),
@@ -236,3 +256,38 @@ def test_the_import_is_quick_and_leaves_tensorflow_and_signals_alone():
         "tfrl.train, tfrl.load, tfrl.Callback; assert 'tensorflow' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+class Counted(Walk):
+    """Notes how many are open; the third one at a time cannot be made, and the second one fails late."""
+
+    open = 0
+
+    def __init__(self):
+        super().__init__()
+        if Counted.open == 2:
+            raise ValueError("the licence is for two")
+        Counted.open += 1
+        self.fails = Counted.open == 2
+
+    def step(self, action):
+        if self.fails and self.left == 3:
+            raise RuntimeError("the motor is on fire")
+        return super().step(action)
+
+    def close(self):
+        Counted.open -= 1
+
+
+def test_an_env_of_which_there_are_too_few_gives_one_sentence(tmp_path):
+    with pytest.raises(tfrl.SettingsError, match="cannot be made.*the licence is for two.$"):
+        tfrl.train("ppo", env=Counted, logdir=tmp_path, run_name="r", **SMALL)
+
+
+def test_a_failed_evaluation_closes_its_envs(tmp_path):
+    Counted.open = 0
+    settings = {**SMALL, "num_envs": 1, "num_steps": 32, "num_minibatches": 1, "total_steps": 32}
+    run = tfrl.train("ppo", env=Walk, logdir=tmp_path, run_name="r", **settings | {"eval_episodes": 1})
+    with pytest.raises(tfrl.TrainingError, match="the motor is on fire"):
+        tfrl.evaluate(tfrl.load(run.folder), env=Counted, episodes=2)
+    assert Counted.open == 0

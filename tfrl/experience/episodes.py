@@ -5,6 +5,7 @@ Every env plays the same number of episodes, so that short episodes do not count
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -152,34 +153,34 @@ def play(
     actions = np.zeros((len(indices), *env.action_spec.shape), env.action_spec.dtype)
     memory = player.memory(len(indices))
     step = 0
-    while (active := tally.active()).size and step < max_steps and not broken_off():
-        if step % _NOISE_BLOCK == 0:
-            noise = np.stack([player.draw_noise(g, _NOISE_BLOCK) for g in generators], axis=1)
-        observations = env.observe().observation
-        # A batch has at least two rows, because GPUs round a batch of one differently.
-        rows = active if active.size > 1 else active.repeat(2)
-        shown = observations[rows], noise[step % _NOISE_BLOCK][rows]
-        if memory is None:
-            actions[rows] = player.act(*shown)
-        else:
-            actions[rows], states = player.act(*shown, memory.values[rows])
-            memory.acted(states, actions[rows], rows)
-        idle = np.flatnonzero(tally.done >= episodes_each)
-        if idle.size and env.observation_spec.num_actions:  # their last action may be forbidden now
-            allowed = env.observation_spec.allowed(observations[idle])
-            zeros = np.zeros((idle.size, max(1, math.prod(env.action_spec.shape))), np.float32)
-            actions[idle] = env.action_spec.from_uniform(zeros, allowed)
-        watcher.before(env, observations, actions)
-        env.act(actions)
-        result = tally.cut_off(env.observe())
-        if memory is not None:
-            memory.rewarded(result.reward)
-            memory.begin(result.first)
-        watcher.after(result)
-        if tally.add(env, result):
-            on_episode(int(tally.done.sum()))
-        step += 1
-    env.close()
+    with contextlib.closing(env):
+        while (active := tally.active()).size and step < max_steps and not broken_off():
+            if step % _NOISE_BLOCK == 0:
+                noise = np.stack([player.draw_noise(g, _NOISE_BLOCK) for g in generators], axis=1)
+            observations = env.observe().observation
+            # A batch has at least two rows, because GPUs round a batch of one differently.
+            rows = active if active.size > 1 else active.repeat(2)
+            shown = observations[rows], noise[step % _NOISE_BLOCK][rows]
+            if memory is None:
+                actions[rows] = player.act(*shown)
+            else:
+                actions[rows], states = player.act(*shown, memory.values[rows])
+                memory.acted(states, actions[rows], rows)
+            idle = np.flatnonzero(tally.done >= episodes_each)
+            if idle.size and env.observation_spec.num_actions:  # their last action may be forbidden now
+                allowed = env.observation_spec.allowed(observations[idle])
+                zeros = np.zeros((idle.size, max(1, math.prod(env.action_spec.shape))), np.float32)
+                actions[idle] = env.action_spec.from_uniform(zeros, allowed)
+            watcher.before(env, observations, actions)
+            env.act(actions)
+            result = tally.cut_off(env.observe())
+            if memory is not None:
+                memory.rewarded(result.reward)
+                memory.begin(result.first)
+            watcher.after(result)
+            if tally.add(env, result):
+                on_episode(int(tally.done.sum()))
+            step += 1
     if tally.cut:
         tell(f"warning: {tally.cut} episodes of {spec.env} were cut off after {LONGEST_EPISODE:,} steps.")
     return tally.played

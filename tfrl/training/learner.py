@@ -341,8 +341,7 @@ class EnvLearner(Learner):
             "env_steps": self.steps_done,
             "updates": session.step,
             "seconds": session.seconds,
-            "env_steps_per_second": self.steps_done
-            / max(session.seconds, 1e-9),  # 0 s if it ends at its start
+            "env_steps_per_second": self.steps_done / max(session.seconds, 1e-9),
             "episodes": int(episodes["rollout/episodes"]),
             "episode_return": episodes["rollout/episode_return"],
             "normalized_return": episodes["rollout/normalized_return"],

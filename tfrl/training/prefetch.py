@@ -19,6 +19,7 @@ import numpy as np
 
 from tfrl import remote
 from tfrl.algorithms.acting import Actor
+from tfrl.cli.errors import UserError
 from tfrl.config.distributed import DistributedSettings
 from tfrl.config.run import RLSettings
 from tfrl.experience.collector import Collected, Collector, EnvStates, Versioned
@@ -199,14 +200,17 @@ def make_envs(
         on_ray = RayCollector(config, env_spec(config), session, replicas=replicas)
         return on_ray, Prefetch(config, on_ray)
     in_turn = isinstance(config, BufferSettings) and not config.is_ahead
-    collector = Collector(
-        config,
-        env_spec(config),
-        session.runtime.local_envs(config.num_envs),
-        replicas=replicas,
-        rollouts=config.rollouts_held,
-        in_halves=not in_turn,
-    )
+    try:
+        collector = Collector(
+            config,
+            env_spec(config),
+            session.runtime.local_envs(config.num_envs),
+            replicas=replicas,
+            rollouts=config.rollouts_held,
+            in_halves=not in_turn,
+        )
+    except ValueError as error:  # the first env could be made, and another one not
+        raise UserError(f"{str(error).rstrip('.')}.") from error
     if not config.is_ahead:
         return collector, None
     thread = ThreadCollector(config, collector, session)
