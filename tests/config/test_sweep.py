@@ -1,6 +1,7 @@
 """The plan of a sweep: its trials and their flags, drawn by a seed, and what is refused."""
 
 import dataclasses
+import json
 
 import pytest
 from made_runs import make_run
@@ -15,11 +16,13 @@ from tfrl.remote.trials import Outcome, Sampled, plan
 
 CATCH = ["--env", "catch", "--torso", "linear"]
 PBT = {"scheduler": "pbt", "samples": ["lr=loguniform:1e-5,1e-2"], "flags": [*CATCH, "--eval-every", "1"]}
+METRIC = "eval_test/return"
 VECTORS = ["--env", "CartPole-v1", "--eval-every", "1"]
 
 
-def planned(*, algorithm="ppo", flags=CATCH, grids=(), samples=(), trials=1, scheduler="none", seed=1):
-    metric = "eval_test/return"
+def planned(
+    *, algorithm="ppo", flags=CATCH, grids=(), samples=(), trials=1, scheduler="none", seed=1, metric=METRIC
+):
     return plan(
         *(algorithm, flags),
         **{"grids": grids, "samples": samples, "trials": trials, "seed": seed},
@@ -47,6 +50,12 @@ def test_the_seed_decides_what_is_drawn():
 def test_values_with_commas_stand_between_semicolons():
     sweep = planned(grids=["hidden=64,64;256,256,32"], flags=["--env", "CartPole-v1"])
     assert [config.hidden for config in map(sweep.config, sweep.trials)] == ["64,64", "256,256,32"]
+
+
+def test_keyword_arguments_of_an_env_can_be_varied():
+    values = ('{"sutton_barto_reward": true}', '{"sutton_barto_reward": false}')
+    sweep = planned(grids=[f"env-kwargs={';'.join(values)}"], flags=["--env", "CartPole-v1"])
+    assert [config.env_kwargs for config in map(sweep.config, sweep.trials)] == list(map(json.loads, values))
 
 
 def test_the_trials_of_a_users_algorithm_are_commands_of_tfrl(monkeypatch):
@@ -117,6 +126,18 @@ def test_changed_values_stay_within_the_range():
         (
             {**PBT, "algorithm": "dqn", "flags": ["--env", "CartPole-v1", "--eval-every", "1"]},
             "an empty replay",
+        ),
+        (
+            {**PBT, "metric": "rollout/episode_return"},
+            "copies the weights of an evaluation: give --eval-every",
+        ),
+        (
+            {**PBT, "flags": [*VECTORS, "--total-steps=20000"], "samples": ["preset=choice:torchrl,cleanrl"]},
+            "so --preset, which changes",
+        ),
+        (
+            {"grids": ["preset=torchrl,cleanrl"], "flags": [*VECTORS, "--eval-every=1"], "scheduler": "asha"},
+            "give --total-steps after the --",
         ),
         ({"samples": ["gamma=uniform:0.9,1.5"]}, "--gamma must be at least 0"),
         ({"algorithm": "a3c", "grids": ["lr=1"]}, "there is no algorithm 'a3c'"),

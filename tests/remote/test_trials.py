@@ -3,6 +3,7 @@
 Its command is a small program, `tfrl.small` of a folder made here, which does as its run's folder says.
 """
 
+import fcntl
 import functools
 import threading
 from types import SimpleNamespace
@@ -12,9 +13,9 @@ from checkpoints import assert_same_arrays, learner_arrays, save
 from launching import until
 
 from tfrl.cli.errors import TrainingError
-from tfrl.remote.trials import Part, Sweep, begin, current, is_over, leave, outcome, run_part
+from tfrl.remote.trials import Part, Sweep, begin, current, is_over, leave, outcome, rows_with, run_part
 from tfrl.run.checkpoint import CheckpointStore
-from tfrl.run.folder import LEFT_FILE
+from tfrl.run.folder import LEFT_FILE, LOCK_FILE
 
 SMALL = """
 import os, sys, time
@@ -158,6 +159,36 @@ def test_a_resumed_sweep_finds_the_current_run_of_each_trial(tmp_path):
     assert is_over(tmp_path, "trial-000")
     found = outcome(sweep_of(), tmp_path, 0)
     assert (found.run, found.settings) == (tmp_path / other.run, {"lr": 4e-3})
+
+
+def test_a_resumed_asha_does_not_judge_earlier_evaluations_again(tmp_path):
+    (tmp_path / "trial-000").mkdir()
+    rows = f"env_steps,{METRIC}\n100,1.0\n200,2.0\n300,3.0\n"
+    (tmp_path / "trial-000" / "progress.csv").write_text(rows)
+    part = begin(sweep_of("asha"), tmp_path, "trial-000", {"lr": 1e-3}, None)
+    assert (part.seen, part.evaluations) == (200, 2)
+
+
+def test_a_trial_that_a_callback_stopped_has_the_value_of_its_last_evaluation(tmp_path):
+    run = tmp_path / "trial-000"
+    run.mkdir()
+    (run / "progress.csv").write_text(f"env_steps,{METRIC}\n100,1.0\n200,\n")
+    (run / "results.json").write_text('{"env_steps": 200, "eval": {"test": {"return": 8.0}}}')
+    assert [row.value for row in rows_with(run, METRIC)] == [1.0, 8.0]
+    (run / "progress.csv").write_text(f"env_steps,{METRIC}\n100,1.0\n200,8.5\n")
+    assert [row.value for row in rows_with(run, METRIC)] == [1.0, 8.5]
+
+
+def test_a_paused_trial_continues_once_its_earlier_process_has_saved(make, tmp_path):
+    trial = make("row(30, 1.0)\n(place / 'results.json').write_text('{}')")
+    with (tmp_path / "trial-000" / LOCK_FILE).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread = threading.Thread(target=trial.run)
+        thread.start()
+        thread.join(1.5)
+        assert not trial.told, "it waits"
+    thread.join()
+    assert steps(trial) == [30]
 
 
 def test_where_the_compared_weights_are_pruned_the_next_ones_are_taken_and_counted(tmp_path):

@@ -29,7 +29,7 @@ from tfrl.envs.callables import is_name
 from tfrl.reporting import runs
 from tfrl.run import files
 from tfrl.run.checkpoint import Checkpoint, CheckpointStore, State
-from tfrl.run.folder import LEFT_FILE, RESULTS_FILE, read_json
+from tfrl.run.folder import LEFT_FILE, RESULTS_FILE, is_held, read_json
 from tfrl.run.metrics import PROGRESS_FILE
 
 _KINDS = ("uniform", "loguniform", "choice")
@@ -40,7 +40,7 @@ _FIXED = (*_OURS, "start_from", "config", "total_steps")
 # In a run's folder:
 _OUTPUT = "output.txt"  # the run's stdout and stderr
 _PART = "part.json"  # its `Part`, and the trial's settings in it
-_POLL_EVERY = 0.5  # seconds
+_POLL_EVERY, _PATIENCE = 0.5, 300.0  # seconds
 _PR_SET_PDEATHSIG = 1
 
 
@@ -171,7 +171,18 @@ def plan(
         raise UserError(
             f"--scheduler {scheduler} compares trials during their training: give --eval-every after the --."
         )
+    lengths = {config.total_steps for config in configs}
+    if scheduler != "none" and len(lengths) > 1:
+        raise UserError(
+            f"--scheduler {scheduler} compares trials of one length, and these have {min(lengths):,} to "
+            f"{max(lengths):,} env steps: give --total-steps after the --."
+        )
     if scheduler == "pbt":
+        if not (on_the_way and metric.startswith("eval")):
+            raise UserError(
+                "--scheduler pbt copies the weights of an evaluation: give --eval-every after the --, and a "
+                f"--metric of evaluations, such as eval_test/return, not {metric}."
+            )
         _check_exploits(grids, sampled, configs)
     return dataclasses.replace(sweep, total_steps=configs[0].total_steps)
 
@@ -194,7 +205,8 @@ def _check_exploits(grids: Sequence[str], sampled: Sequence[Sampled], configs: S
             "--scheduler pbt copies another trial's settings, so a trial would not keep its value of "
             f"--grid {grids[0]}: give --sample instead."
         )
-    if fixed := [each.name for each in sampled if each.name in (*DECIDE_WEIGHTS, *DECIDE_MLP, "env")]:
+    fixed = [s.name for s in sampled if s.name in (*DECIDE_WEIGHTS, *DECIDE_MLP, "env", "preset")]
+    if fixed:
         raise UserError(
             f"--scheduler pbt copies weights between trials, so {flag(fixed[0])}, which changes the "
             "network, cannot be sampled."
@@ -218,7 +230,7 @@ def _ends(trial: Mapping[str, Any], sampled: Sequence[Sampled]) -> list[dict[str
 def _grid(text: str, reader: Reader) -> tuple[str, tuple[Any, ...]]:
     name, values = _named(text, reader, "--grid lr=5e-4,1e-3")
     found = _values(name, values, reader)
-    if len(set(found)) < len(found):
+    if len(set(map(_typed, found))) < len(found):
         raise UserError(f"--grid {text} has a value twice; where values have commas, put ; between them.")
     return name, found
 
@@ -261,6 +273,8 @@ def _values(name: str, text: str, reader: Reader) -> tuple[Any, ...]:
 
 def _typed(value: Any) -> str:
     """A value as a user types it."""
+    if isinstance(value, dict):
+        return json.dumps(value)
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
@@ -331,7 +345,7 @@ def outcome(sweep: Sweep, logdir: Path, index: int) -> Outcome:
     else:
         env_steps += found.env_steps
         episode_return = found.training_return(found.env_steps)
-        rows = rows_with(run / PROGRESS_FILE, sweep.metric)
+        rows = rows_with(run, sweep.metric)
     state = "failed"  # also if its process was killed
     if error is None and is_over(logdir, name):
         state = "done" if (run / RESULTS_FILE).is_file() else "ended early"
@@ -378,8 +392,9 @@ def begin(
     """
     if reported is None:
         part = current(logdir, name, own)[0]
-        rows = rows_with(logdir / part.run / PROGRESS_FILE, sweep.metric)
-        if sweep.scheduler == "pbt" and len(rows) > 1:  # PBT is to compare the newest evaluation only
+        rows = rows_with(logdir / part.run, sweep.metric)
+        # A resumed sweep compares only the newest evaluation: the earlier ones have been compared.
+        if sweep.scheduler != "none" and len(rows) > 1:
             evaluations = part.evaluations + len(rows) - 1
             part = part._replace(seen=rows[-2].env_steps, evaluations=evaluations)
     elif reported["trial"] == name:
@@ -461,7 +476,7 @@ def run_part(
         return (place / RESULTS_FILE).is_file()
 
     def new_rows() -> list[Row]:
-        return [row for row in rows_with(place / PROGRESS_FILE, sweep.metric) if row.env_steps > part.seen]
+        return [row for row in rows_with(place, sweep.metric) if row.env_steps > part.seen]
 
     def report(row: Row, evaluations: int, **marks: bool) -> None:
         nonlocal part
@@ -471,6 +486,9 @@ def run_part(
         tell(part, {**metrics, **marks})
 
     if not is_finished():
+        end = time.monotonic() + _PATIENCE
+        while is_held(place) and time.monotonic() < end:  # PBT has paused it, and it still saves
+            time.sleep(_POLL_EVERY)
         flags = [*sweep.arguments(own), "--logdir", str(logdir), "--run-name", part.run]
         if part.start is not None:
             one_update = sweep.config(own).steps_per_update  # a run has one at least
@@ -495,7 +513,7 @@ def run_part(
                     report(row, part.evaluations + 1)
         if process.returncode != 0 or not is_finished():
             raise TrainingError(_reason(process.returncode, files.last_line(place / _OUTPUT)))
-    if rows := rows_with(place / PROGRESS_FILE, sweep.metric):
+    if rows := rows_with(place, sweep.metric):
         report(rows[-1], part.evaluations + len(new_rows()), done=True, finished=True)
 
 
@@ -517,8 +535,16 @@ def _reason(code: int, words: str) -> str:
     )
 
 
-def rows_with(path: Path, metric: str) -> list[Row]:
-    """The complete rows of a progress.csv that have a number for the metric."""
-    progress = runs.read_progress(path)
+def rows_with(run: Path, metric: str) -> list[Row]:
+    """The complete rows of a run's progress.csv that have a number for the metric.
+
+    The last evaluation of a run that a callback stopped is in results.json only.
+    """
+    progress = runs.read_progress(run / PROGRESS_FILE)
     pairs = zip(progress[runs.STEPS], progress.get(metric, ()), strict=False)
-    return [Row(int(env_steps), float(value)) for env_steps, value in pairs if math.isfinite(value)]
+    rows = [Row(int(env_steps), float(value)) for env_steps, value in pairs if math.isfinite(value)]
+    results, (of, _, name) = read_json(run / RESULTS_FILE) or {}, metric.partition("/")
+    scores, ended = results.get("eval", {}).get(of.removeprefix("eval_")), results.get("env_steps", 0)
+    if isinstance(scores, dict) and name in scores and (not rows or rows[-1].env_steps < ended):
+        rows.append(Row(ended, scores[name]))
+    return rows
