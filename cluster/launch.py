@@ -58,7 +58,10 @@ AGENT = str(Path(__file__).with_name("agent.py"))
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 # The environment variables that a remote worker gets: they decide how training runs, and find programs.
 PASSED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TERM")
-PASSED_PREFIXES = ("CUDA_", "GRPC_", "KERAS_", "NCCL_", "OMP_", "PYTHON", "TF_", "TFDS_", "TFRL_", "XLA_")
+PASSED_PREFIXES = (
+    *("CUDA_", "GRPC_", "KERAS_", "NCCL_", "OMP_", "PYTHON", "RAY_AUTH_"),
+    *("TF_", "TFDS_", "TFRL_", "XLA_"),
+)
 # Below the ports of outgoing connections, and above Ray's. Only another launcher could take one before the
 # worker opens it.
 LOCAL_PORTS = range(20000, 32000)

@@ -149,6 +149,14 @@ def test_a_new_observer_has_time_to_repeat_its_episodes(node):
         np.testing.assert_array_equal(observers.get_state().observations, expected)
 
 
+def test_an_observer_that_is_replaced_as_an_update_ends_shows_its_new_episode(node):
+    with opened(node, "tests.made_envs:made/Fifty-v0") as observers:
+        observers.step(np.ones(2, np.int32), np.ones(2, bool))
+        kill(observers, 1)
+        observers.settle()
+        np.testing.assert_array_equal(observers.observation, observers.get_state().observations)
+
+
 @pytest.mark.long
 @needs_ray
 def test_the_speed_of_observers_is_measured():

@@ -247,6 +247,7 @@ class RayObservers(SupervisedActors):
         places = [actor.newest() for actor in self._actors]
         for actor, place in zip(self._actors, places, strict=True):  # a stop may come before all are there
             actor.settle(place)
+        self._show()  # a replaced process may have begun new episodes
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
         """Continues from states by global env index. States of other envs are ignored."""
