@@ -73,8 +73,7 @@ def prepare(name: str, say: Callable[[str], None] | None = None) -> None:
     """
     with _quiet():
         builder = _builder(name)
-    if builder.info.supervised_keys is None or len(builder.info.supervised_keys) != 2:
-        raise UserError(f"the data set {name} has no images with labels; choose a classification set.")
+    _check_kind(builder, name)
     if say is not None and not builder.is_prepared():
         say(f"Preparing {name} in {builder.data_dir}, once; it takes a minute or more")
     try:
@@ -90,6 +89,17 @@ def prepare(name: str, say: Callable[[str], None] | None = None) -> None:
             f"the data set {name} is not in {builder.data_dir} and could not be downloaded ({reason}); "
             f"download it on a machine with a network and copy the folder, or use --dataset {OWN}."
         ) from error
+
+
+def _check_kind(builder: tfds.core.DatasetBuilder, name: str) -> None:
+    """Raises UserError if it has no images, or not one class for each."""
+    import tensorflow_datasets as tfds
+
+    keys = builder.info.supervised_keys or ()
+    features = [builder.info.features[key] for key in keys] if all(isinstance(k, str) for k in keys) else []
+    kinds = tfds.features.Image, tfds.features.ClassLabel
+    if len(features) != 2 or not all(map(isinstance, features, kinds)):
+        raise UserError(f"the data set {name} has no images with a class each; choose a classification set.")
 
 
 @functools.cache
@@ -113,19 +123,27 @@ def _first_line(error: Exception) -> str:
 def load(name: str, image_size: int = 0) -> Dataset:
     """Reads a prepared set into memory. `image_size` resizes images to a square; 0 leaves them.
 
-    The test set is the split `test`, else `validation`, else the last tenth of `train`.
+    The test set is the split `test`, else `validation`, else the last tenth of `train`. A split without
+    labels, which are -1, does not count.
 
     Raises UserError for images of different sizes, or more of them than fit in memory.
     """
     with _quiet():
         builder = _builder(name)
-        named = [part for part in ("test", "validation") if part in builder.info.splits]
-        parts = ("train", named[0]) if named else ("train[:90%]", "train[90%:]")
-        _, label_key = builder.info.supervised_keys
-        classes = getattr(builder.info.features[label_key], "names", None)
-        if classes is None:
-            raise UserError(f"the labels of {name} are not classes; choose a classification set.")
-        train, test = (_read(builder, part, name, image_size) for part in parts)
+        splits = builder.info.splits
+        if splits and "train" not in splits:
+            raise UserError(f"the data set {name} has no split train, only {', '.join(splits)}.")
+        named = [part for part in ("test", "validation") if part in splits]
+        whole = "train" if named else "train[:90%]"
+        train = _read(builder, whole, name, image_size)
+        for part in named or ["train[90%:]"]:
+            test = _read(builder, part, name, image_size, held=int(np.prod(train.images.shape)))
+            if test.labels.min() >= 0:
+                break
+        for split, place in ((train, whole), (test, part)):
+            if split.labels.min() < 0:
+                raise UserError(f"the split {place} of the data set {name} has images without a label.")
+    classes = builder.info.features[builder.info.supervised_keys[1]].names
     return Dataset(train, test, tuple(classes))
 
 
@@ -167,12 +185,17 @@ def _builder(name: str) -> tfds.core.DatasetBuilder:
         raise UserError(f"the data set {name} cannot be opened: {_first_line(error)}") from None
 
 
-def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: int) -> Split:
+def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: int, held: int = 0) -> Split:
+    """Reads a split into memory, where `held` bytes are taken already."""
     import tensorflow_datasets as tfds
 
     # One file after another: the examples' order is part of a run.
     order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
     data = builder.as_dataset(split=part, as_supervised=True, shuffle_files=False, read_config=order)
+    if (kind := data.element_spec[0].dtype) != np.uint8:
+        raise UserError(
+            f"the images of {name} are {kind.name}; only images with 8 bits per channel are supported."
+        )
     if image_size:
         size = (image_size, image_size)
 
@@ -187,10 +210,10 @@ def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: i
             "64."
         )
     count = max(0, int(data.cardinality()))  # negative where it is not known
-    needed, there = count * int(np.prod(shape)), machine.memory()
+    needed, there = held + count * int(np.prod(shape)), machine.memory()
     if needed > 0.4 * there:  # while it is read it is in memory twice
         raise UserError(
-            f"the images of {name} ({part}) need {filesize.decimal(needed)} of memory, and this machine has "
+            f"the images of {name} need {filesize.decimal(needed)} of memory, and this machine has "
             f"{filesize.decimal(there)}; choose a smaller --image-size."
         )
     batches = list(data.batch(256).prefetch(tf.data.AUTOTUNE))
@@ -198,11 +221,6 @@ def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: i
         raise UserError(f"the split {part} of the data set {name} is empty.")
     with tf.device("CPU:0"):
         images, labels = (tf.concat(columns, 0) for columns in zip(*batches, strict=True))
-    if images.dtype != np.uint8:
-        kind = images.dtype.name
-        raise UserError(
-            f"the images of {name} are {kind}; only images with 8 bits per channel are supported."
-        )
     return Split(images, labels.numpy().astype(np.int32))
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import socket
 import time
+import types
 from types import SimpleNamespace
 
 import numpy as np
@@ -228,3 +229,39 @@ def test_a_silent_network_is_reported_in_seconds(silent_proxy, monkeypatch, tmp_
     assert time.monotonic() - began < 10
     assert "\n" not in str(error.value)
     assert str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["titanic", "imagenet2012_real", "speech_commands"])
+def test_a_set_without_one_class_for_each_image_is_refused_before_its_download(name):
+    with pytest.raises(UserError, match="has no images with a class each"):
+        data.prepare(name)
+
+
+@pytest.mark.parametrize("size", [0, 8])
+def test_images_of_other_types_than_bytes_are_refused_at_any_size(size):
+    with tfds.testing.mock_data(num_examples=2), pytest.raises(UserError, match="only images with 8 bits"):
+        data.load("eurosat/all", size)
+
+
+@pytest.fixture
+def splits(monkeypatch):
+    """Loads a made-up set of two classes, with these labels of its splits."""
+
+    def load(**labels):
+        keys, features = ("image", "label"), {"label": types.SimpleNamespace(names=["one", "two"])}
+        info = types.SimpleNamespace(splits=labels, supervised_keys=keys, features=features)
+        monkeypatch.setattr(data, "_builder", lambda name: types.SimpleNamespace(info=info))
+        read = lambda builder, part, *_, **held: data.Split(np.zeros((1, 2, 2, 3), np.uint8), labels[part])  # noqa: E731
+        monkeypatch.setattr(data, "_read", read)
+        return data.load("made-up")
+
+    return load
+
+
+def test_a_split_without_labels_does_not_count(splits):
+    known, none = np.array([1]), np.array([-1])
+    assert splits(train=known, test=none, validation=known).test.labels == known
+    with pytest.raises(UserError, match="the split test of the data set made-up has images without a label"):
+        splits(train=known, test=none)
+    with pytest.raises(UserError, match="has no split train, only test"):
+        splits(test=known)
