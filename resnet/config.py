@@ -40,7 +40,7 @@ class Task:
     preset: Literal["default", "he-cifar10"] = "default"
     """A whole set of defaults, which --help lists; flags and files win over it."""
     normalization: Literal["batch", "group", "none"] = "batch"
-    """Normalisation of residual networks; other networks have none. PPO takes torsos with group or none."""
+    """Normalisation of residual networks; other networks have none. PPO takes torsos with group."""
     width: Annotated[int, WIDTH] = 1
     """Multiply the channels of impala and impala-pooled by this."""
     image_size: Annotated[int, Range(0, 4096)] = 0

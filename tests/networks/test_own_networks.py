@@ -170,3 +170,11 @@ def test_the_library_refuses_a_network_that_is_not_callable():
     ):
         with pytest.raises(tfrl.SettingsError, match=sentence):
             tfrl.train("ppo", env="CartPole-v1", network=network)
+
+
+def test_the_critics_torso_is_as_wide_as_asked_for(tmp_path):
+    flags = ["--env", "coinrun", "--torso", "impala", "--critic-torso", "impala", "--torso-width", "2"]
+    arrays = learners.initial_arrays(parse("ppo", tmp_path, *flags).make_network("float32"))
+    shapes = {arrays[f"{torso}/stage1_conv/kernel"].shape for torso in ("actor_torso", "critic_torso")}
+    assert shapes == {(3, 3, 3, 32)}
+    parse("ppo", tmp_path, *flags[:4], "--critic-torso", "nature", "--torso-width", "2")

@@ -344,7 +344,14 @@ def test_weights_of_another_width_are_refused_before_tensorflow_and_by_their_sha
     (tmp_path / "config.yaml").write_text(to_yaml(parse(["--model", "impala", "--width", "2"])))
     with pytest.raises(UserError, match=r"give --torso impala --torso-width 2, .* of impala and 1\.$"):
         weights.check_torso(settings)
-    weights.check_torso(reader("ppo_procgen").parse([*flags, "--torso-width", "2"]))
+    flags = [*flags, "--torso-width", "2"]
+    weights.check_torso(reader("ppo_procgen").parse(flags))
+    with pytest.raises(UserError, match="leave --critic-torso nature out"):
+        weights.check_torso(reader("ppo_procgen").parse([*flags, "--critic-torso", "nature"]))
+    plain = ["--model", "resnet-mini", "--normalization", "none"]
+    (tmp_path / "config.yaml").write_text(to_yaml(parse(plain)))
+    with pytest.raises(UserError, match="was trained with --normalization none, but agents have group"):
+        weights.check_torso(reader("ppo_procgen").parse([*flags[:2], "--torso", "resnet-mini"]))
 
 
 def test_the_time_left_is_shown_before_the_first_metrics(folder):

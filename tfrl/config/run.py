@@ -94,7 +94,9 @@ class Torso:
         """The options that the zoo builds the torso with, if they differ from its defaults."""
         if self.torso == "mlp":
             return self.hidden_options
-        return {"width": self.torso_width} if self.torso_width != 1 else {}
+        if self.torso_width == 1 or callables.is_name(self.torso) or not resnet.entry(self.torso).has_width:
+            return {}
+        return {"width": self.torso_width}
 
 
 @dataclass(frozen=True)
@@ -468,9 +470,13 @@ def check_task(task: Task) -> None:
 
 def _check_network(config: RLSettings) -> None:
     """Raise UserError if a torso does not exist or cannot take the observations, or if memory cannot work."""
-    for name, torso in (("torso", config.torso), ("critic_torso", config.critic_torso)):
-        if torso is not None:
-            _check_torso(config, flag(name), torso)
+    torsos = (("--torso", config.torso), ("--critic-torso", config.critic_torso))
+    have_width = [_check_torso(config, name, torso) for name, torso in torsos if torso is not None]
+    if config.torso_width != 1 and not any(have_width):
+        raise UserError(
+            f"--torso {config.torso} has no width to choose, so it cannot be {config.torso_width}; "
+            "leave --torso-width out."
+        )
     config.activations  # noqa: B018 - raises UserError for a wrong list
     if isinstance(config, Network) and config.freeze_torso and config.torso_weights is None:
         raise UserError("--freeze-torso needs --torso-weights: random weights would stay random.")
@@ -478,21 +484,20 @@ def _check_network(config: RLSettings) -> None:
         raise UserError(f"--memory-size must be a multiple of 16; got {config.memory_size}.")
 
 
-def _check_torso(config: RLSettings, spelled: str, torso: str) -> None:
-    """Raise UserError if the torso does not exist or cannot take the env's observations."""
+def _check_torso(config: RLSettings, spelled: str, torso: str) -> bool:
+    """False if the torso has no width to choose; a function of the user may have one.
+
+    Raises UserError if it does not exist or cannot take the env's observations.
+    """
     if callables.is_name(torso):
         try:
             callables.find(torso)
         except ValueError as error:
             raise UserError(f"{spelled}: {error}.") from None
-        return
+        return True
     try:
         for shape in registry.specs(config)[0].image_shapes or [(1,)]:
             entry = resnet.entry(torso, shape)
     except ValueError as error:
         raise UserError(f"--env {config.env}: {spelled} {error}") from None
-    if config.torso_width != 1 and not entry.has_width:
-        raise UserError(
-            f"{spelled} {torso} has no width to choose, so it cannot be {config.torso_width}; "
-            "leave --torso-width out."
-        )
+    return entry.has_width

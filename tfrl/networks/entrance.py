@@ -5,6 +5,7 @@ It unpacks rows of several arrays, and excludes forbidden actions from the outpu
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import re
@@ -138,7 +139,7 @@ def torso(
     name, options = config.torso, config.torso_options
     if critic and config.critic_torso is not None:
         name = config.critic_torso
-        options = config.hidden_options if name == "mlp" else {}
+        options = dataclasses.replace(config, torso=name).torso_options
     if callables.is_name(name):
         return own_torso(name, spec, precision=precision, seed=seed)
     dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"

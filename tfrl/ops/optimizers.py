@@ -89,7 +89,7 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class Nadam(Optimizer):
-    """Adam with Nesterov's momentum (Dozat 2016, ICLR workshop), with the paper's momentum schedule.
+    """Adam with Nesterov's momentum (Dozat 2016, ICLR workshop), with the momentum schedule of Keras 3.
 
     Attributes:
       epsilon: keeps steps finite.
