@@ -24,7 +24,7 @@ class StopOnPlateau(tfrl.Callback):
         """Adds two columns to progress.csv, and looks at the return; it is NaN before an episode ends."""
         if metrics["rollout/episode_return"] > self.best:
             self.best, self.waited = metrics["rollout/episode_return"], 0
-        else:
+        elif metrics["rollout/episodes"]:
             self.waited += 1
         metrics["plateau/best_return"], metrics["plateau/updates_since"] = self.best, self.waited
         if self.waited >= self.patience:

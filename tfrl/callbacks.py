@@ -59,6 +59,8 @@ class Evaluate(_Every):
         self, env: str | MakeEnv, *, steps: int, episodes: int = 16, name: str, seed: int | None = None
     ) -> None:
         super().__init__(steps)
+        if episodes < 1:
+            raise SettingsError(f"episodes must be at least 1; got {episodes}.")
         self._env, self._seed, self._episodes, self._name = env, seed, episodes, name
 
     def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
@@ -82,7 +84,8 @@ class Checkpoint(_Every):
     def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
         """Saves if it is time. Raises OSError if the files cannot be written."""
         if self.is_due(run) and run.is_chief:
-            keep(run.folder, Path(run.folder) / "policies" / str(run.env_steps), run.weights())
+            place = Path(run.folder) / "policies" / str(run.env_steps)
+            keep(run.folder, place, run.weights(), env_steps=run.env_steps)
 
 
 class RecordVideo(_Every):
@@ -110,6 +113,8 @@ class RecordVideo(_Every):
 class StopOnReturn(Callback):
     """Ends the run as complete when a metric reaches a threshold.
 
+    A metric of training, `rollout/...`, counts once it is a mean of 100 episodes, as for --solved-at.
+
     Args:
       threshold: the value of the metric that ends the run.
       metric: the name of the metric. "eval_test/return", for example, exists only after an evaluation.
@@ -120,7 +125,8 @@ class StopOnReturn(Callback):
 
     def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
         """Compares the metric with the threshold; the metric may be missing or NaN."""
-        if metrics.get(self._metric, float("-inf")) >= self._threshold:
+        few = self._metric.startswith("rollout/") and metrics["rollout/episodes"] < 100
+        if not few and metrics.get(self._metric, float("-inf")) >= self._threshold:
             run.stop(f"{self._metric} has reached {self._threshold:g}")
 
 
@@ -128,7 +134,7 @@ class TensorBoard(Callback):
     """Writes the curves for TensorBoard into a second folder, which several runs may share.
 
     Args:
-      folder: the curves are written to FOLDER/RUN_NAME.
+      folder: the curves are written to FOLDER/LOGDIR/RUN_NAME, with the last part of --logdir.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -138,7 +144,8 @@ class TensorBoard(Callback):
     def on_start(self, run: RunOfCallback) -> None:
         """Continues the curves at the env steps of the run."""
         if run.is_chief:
-            place = self._folder / Path(run.folder).name
+            ours = Path(run.folder).resolve()
+            place = self._folder / ours.parent.name / ours.name
             files.make_folder(place)
             resume_at = run.env_steps or None
             self._writer = MetricsWriter(place, (), resume_at=resume_at, warn=tell)

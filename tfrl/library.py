@@ -30,7 +30,7 @@ from tfrl.networks.weights import PolicySource, find_policy
 from tfrl.reporting import runs, scores
 from tfrl.run.callbacks import Callback
 from tfrl.run.folder import read_results
-from tfrl.run.metrics import PROGRESS_FILE
+from tfrl.run.metrics import PROGRESS_FILE, logged_steps
 
 if TYPE_CHECKING:
     from tfrl.experience.memory import Memory
@@ -57,7 +57,9 @@ class Run:
     @property
     def results(self) -> dict[str, Any]:
         """The content of results.json; empty if a stop file ended the run."""
-        return read_results(self.folder) or {}
+        found = read_results(self.folder) or {}
+        # Those of an earlier, shorter run may still be there.
+        return found if found.get("env_steps", 0) >= logged_steps(self.folder / PROGRESS_FILE) else {}
 
     @property
     def progress(self) -> dict[str, np.ndarray]:
@@ -292,6 +294,8 @@ class Policy:
         """The actions: drawn by the generator, or the most likely ones without a generator."""
         player = self._player
         player.greedy = generator is None
+        if mask is not None and not self._observation.num_actions:
+            raise SettingsError("the policy was trained without action masks, so it takes no action_mask.")
         if self._observation.parts:
             rows, is_batch = self._packed(observation, mask)
         else:
@@ -349,6 +353,8 @@ class Policy:
         if not is_batch and observation.shape != shape:
             wanted = f"{list(shape)}, or a batch of them"
             raise SettingsError(f"the policy takes observations of {wanted}; got {list(observation.shape)}.")
+        if spec.dtype == "uint8" and observation.dtype.kind not in "biu":
+            raise SettingsError(f"the policy takes integers of 0 to 255, uint8; got {observation.dtype}.")
         rows = observation if is_batch else observation[None]
         if spec.channels_first:
             rows = np.moveaxis(rows, 1, -1)
@@ -394,7 +400,8 @@ class Evaluation:
       returns: the sum of rewards of each episode, float64 [episodes].
       lengths: env steps of each episode, int64 [episodes].
       solved: True if the episode was solved, by `info["is_success"]` or by procgen's rules, bool [episodes].
-      interval: the 95 % confidence interval of the mean return, by bootstrap over envs; NaN for a single env.
+      interval: the 95 % confidence interval of the mean return, by bootstrap over envs; NaN for a single env,
+        and too narrow for fewer than 10.
     """
 
     returns: np.ndarray
@@ -437,10 +444,14 @@ def evaluate(
         greedy = policy.config.eval_greedy if greedy is None else greedy
         player = policy._player
         player.greedy = greedy
-        played = playing.play_level_set(player, task, "test", coerce(episodes, int, "episodes"))
-    interval = scores.stratified_bootstrap([played.returns.mean(axis=1)], scores.mean)
+        episodes = coerce(episodes, int, "episodes")
+        if episodes < 1:
+            raise UserError(f"episodes must be at least 1; got {episodes}.")
+        played = playing.play_level_set(player, task, "test", episodes)
     # The first episode of each env, then the second one of each env, and so on: surplus episodes are last.
     returns, lengths, solved = (
         part.T.reshape(-1)[:episodes] for part in (played.returns, played.lengths, played.solved)
     )
+    of_envs = [returns[env :: len(played.returns)].mean() for env in range(len(played.returns))]
+    interval = scores.stratified_bootstrap([np.array(of_envs)], scores.mean)
     return Evaluation(returns, lengths.astype(np.int64), solved, interval)

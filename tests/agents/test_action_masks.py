@@ -172,7 +172,7 @@ def test_an_export_takes_the_mask_and_obeys_it(name, tmp_path):
         n: generator.normal(size=a.shape).astype(np.float32)
         for n, a in learners.initial_arrays(network).items()
     }
-    export(tmp_path / "export", config, arrays, precision="float32")
+    export(tmp_path / "export", config, arrays, precision="float32", env_steps=1)
     env = registry.make(EnvSpec.of(config, num_envs=40, seed=5))
     spec, rows = env.observation_spec, env.observe().observation
     saved = tf.saved_model.load(str(tmp_path / "export" / "policy"))

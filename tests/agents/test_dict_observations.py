@@ -103,7 +103,7 @@ def test_an_export_takes_arrays_whose_keys_cannot_name_inputs(tmp_path):
         key: generator.normal(size=array.shape).astype(np.float32)
         for key, array in learners.initial_arrays(network).items()
     }
-    export(tmp_path, config, arrays, precision="float32")
+    export(tmp_path, config, arrays, precision="float32", env_steps=1)
     env = vector(name, range(30))
     rows = env.observe().observation
     inputs = {key: tf.constant(array) for key, array in named(env.observation_spec, rows).items()}

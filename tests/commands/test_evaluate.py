@@ -21,6 +21,7 @@ from made_runs import make_run
 from refusals import refusal
 from scripted import Acting, scripted, still
 
+import tfrl
 from tfrl import evaluate, record
 from tfrl.algorithms.acting import SavedPolicy
 from tfrl.algorithms.ppo import Config
@@ -77,6 +78,11 @@ def test_an_unwritable_file_is_reported_after_the_table(run, tmp_path, out, caps
     assert "catch" in capsys.readouterr().out
 
 
+def test_a_policy_takes_no_scaled_images(run):
+    with pytest.raises(UserError, match="takes integers of 0 to 255, uint8; got float64"):
+        tfrl.load(run)(np.zeros((10, 5, 1)))
+
+
 def test_a_reader_that_is_gone_loses_only_the_table(run, tmp_path, monkeypatch):
     reading, writing = os.pipe()
     os.close(reading)
@@ -113,7 +119,7 @@ def test_a_wider_network_goes_from_its_settings_to_files_and_back(tmp_path, caps
     weights = initial_arrays(network)
     vectors = {name: tf.constant(vector) for name, vector in network.initial().items()}
     assert weights["torso/stage1_conv/kernel"].shape == (3, 3, 1, 32)
-    export(tmp_path, wide, weights, precision="float32")
+    export(tmp_path, wide, weights, precision="float32", env_steps=1)
     assert "torso_width: 2" in (tmp_path / "config.yaml").read_text()
     observations = np.random.default_rng(0).integers(0, 256, (2, 10, 5, 1), np.uint8)
     saved = tf.saved_model.load(str(tmp_path / "policy"))
@@ -270,11 +276,11 @@ def test_weights_of_another_network_are_refused(run, tmp_path):
         evaluate.main([str(other), "--episodes", "1"])
 
 
-def test_an_export_in_its_run_has_the_steps_at_which_the_run_ended(run, tmp_path):
+def test_an_export_has_the_steps_at_which_the_run_ended(run, tmp_path):
     """--solved-at ends a run earlier than its settings say."""
     ended = tmp_path / "ended"
     shutil.copytree(run, ended)
-    (ended / "results.json").write_text('{"env_steps": 123}')
+    (ended / "export" / "policy.json").write_text('{"env_steps": 123}')
     assert find_policy(ended / "export", "last").env_steps == 123
 
 

@@ -10,7 +10,9 @@ from worker_pair import run_workers
 
 from tfrl import config as settings
 from tfrl.cli.errors import UserError
+from tfrl.networks.weights import find_policy
 from tfrl.reporting import runs
+from tfrl.run.folder import BEST_FILE
 from tfrl.training import callbacks as evaluator
 
 UPDATES = 30  # enough of them for a kill in their midst
@@ -89,6 +91,10 @@ def test_a_solved_run_is_done(tmp_path):
     done = runs.load(folder)
     assert done.is_done_for(config) and not done.is_done_for(dataclasses.replace(config, solved_at=1e6))
     assert evaluator.follow(config, sleep=lambda _: pytest.fail("the evaluator waits for more")) == 0
+    (folder / BEST_FILE).unlink()
+    ended = (folder / "results.json").rename(folder / "ended.json")
+    assert evaluator.follow(config, sleep=lambda _: ended.rename(folder / "results.json")) == 0
+    assert find_policy(folder, "best").env_steps == found["env_steps"], "an evaluator keeps the best policy"
     assert (folder / "progress.csv").read_bytes() == before and results(folder) == found
     more = ["--solved-at", 1e6, "--total-steps", found["env_steps"] + 256]
     with pytest.raises(UserError, match="--total-steps"):  # the learning rate hangs on it

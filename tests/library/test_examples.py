@@ -31,6 +31,14 @@ def test_an_example_runs(tmp_path, monkeypatch, capsys, name):
     assert SHOWN[name] in capsys.readouterr().out
 
 
+def test_updates_without_an_episode_cost_the_example_no_patience():
+    plateau = runpy.run_path(str(ROOT / "examples" / "own_callback.py"))["StopOnPlateau"](2)
+    for _ in range(3):
+        metrics = {"rollout/episode_return": float("nan"), "rollout/episodes": 0}
+        plateau.on_update(None, metrics)
+    assert metrics["plateau/updates_since"] == 0
+
+
 def test_own_algorithms_are_short():
     assert len((ROOT / "examples" / "own_algorithm.py").read_text().splitlines()) < 80
 

@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import tfrl
 from tfrl.envs.spec import Box, Discrete
+from tfrl.reporting import scores
 
 SMALL = {"total_steps": 2048, "num_envs": 8, "num_steps": 64, "epochs": 2, "eval_episodes": 4, "seed": 3}
 
@@ -169,6 +170,10 @@ def test_an_evaluation_is_that_of_the_run_and_of_a_plain_loop(runs):
     more = tfrl.evaluate(policy, env=lambda: gymnasium.make("CartPole-v1"), episodes=70, seed=5)
     assert more.returns.shape == more.lengths.shape == (70,)
     assert more.interval[0] < more.mean < more.interval[1]
+    of_envs = [more.returns[env::64].mean() for env in range(64)]
+    assert more.interval == scores.stratified_bootstrap([np.array(of_envs)], scores.mean)
+    with pytest.raises(tfrl.SettingsError, match="episodes must be at least 1; got 0"):
+        tfrl.evaluate(policy, episodes=0)
     with pytest.raises(tfrl.SettingsError, match="so this policy cannot play both"):
         tfrl.evaluate(policy, env="Pendulum-v1")
 
@@ -291,3 +296,16 @@ def test_a_failed_evaluation_closes_its_envs(tmp_path):
     with pytest.raises(tfrl.TrainingError, match="the motor is on fire"):
         tfrl.evaluate(tfrl.load(run.folder), env=Counted, episodes=2)
     assert Counted.open == 0
+
+
+def test_results_of_an_earlier_shorter_run_do_not_count(tmp_path):
+    (tmp_path / "results.json").write_text('{"env_steps": 160}')
+    for ended, is_over in ((160, True), (320, False)):
+        (tmp_path / "progress.csv").write_text(f"env_steps,train/loss\n80,1\n{ended},1\n")
+        assert bool(tfrl.Run(tmp_path).results) == is_over
+
+
+def test_a_policy_without_masks_takes_none(runs):
+    policy = tfrl.load(runs["function"].folder)
+    with pytest.raises(tfrl.SettingsError, match="was trained without action masks"):
+        policy(np.zeros(4, np.float32), action_mask=[1, 0])

@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 
 import tfrl
 from tfrl import callbacks
+from tfrl.networks.weights import find_policy
 
 SMALL = {"env": "CartPole-v1", "num_envs": 4, "num_steps": 64, "epochs": 1, "eval_episodes": 2, "hidden": "8"}
 
@@ -39,6 +40,19 @@ def test_a_run_ends_once_a_metric_is_high_enough(run):
     assert run.results["env_steps"] == 512
 
 
+@pytest.mark.parametrize(("episodes", "stops"), [(99, False), (100, True)])
+def test_a_run_does_not_end_after_a_few_lucky_episodes(episodes, stops):
+    stopped = []
+    metrics = {"rollout/episode_return": 2.0, "rollout/episodes": episodes}
+    callbacks.StopOnReturn(1.0).on_update(types.SimpleNamespace(stop=stopped.append), metrics)
+    assert bool(stopped) == stops
+
+
+def test_a_number_of_episodes_is_checked_before_training():
+    with pytest.raises(tfrl.SettingsError, match="episodes must be at least 1; got 0"):
+        callbacks.Evaluate(heavier, steps=512, episodes=0, name="heavier")
+
+
 def test_another_env_is_evaluated_among_the_metrics(run):
     column = run.progress["heavier/return"]
     assert np.isnan(column[0]) and column[1] == run.progress["heavier/episode_length"][1] >= 10
@@ -57,11 +71,12 @@ def test_lambdas_of_one_function_are_different_envs(tmp_path):
 
 
 def test_curves_are_also_written_to_another_folder(run):
-    events = EventAccumulator(str(run.folder.parent / "shared" / "r"))
+    place = run.folder.parent / "shared" / run.folder.parent.name / "r"
+    events = EventAccumulator(str(place))
     events.Reload()
     points = events.Tensors("train/entropy")
     assert [point.step for point in points] == [256, 512]
-    assert not (run.folder.parent / "shared" / "r" / "progress.csv").exists()
+    assert not (place / "progress.csv").exists()
 
 
 def test_policies_and_videos_are_kept(tmp_path):
@@ -72,6 +87,7 @@ def test_policies_and_videos_are_kept(tmp_path):
     last, first = (tfrl.load(run.folder / "policies" / steps) for steps in ("1024", "512"))
     np.testing.assert_array_equal(last.sample(shown, seed=1), tfrl.load(run.folder).sample(shown, seed=1))
     assert last.config.env == "CartPole-v1" and set(first(shown)) <= {0, 1}
+    assert find_policy(run.folder / "policies" / "512", "last").env_steps == 512
     videos = sorted((run.folder / "videos").iterdir())
     assert [video.name for video in videos] == ["callback-1024.gif", "callback-512.gif"]
     assert len(imageio.mimread(videos[0])) > 5

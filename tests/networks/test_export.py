@@ -22,7 +22,7 @@ def exported_action(folder, config, observations, as_seen=None):
     rng = np.random.default_rng(0)
     weights = {name: rng.standard_normal(w.shape, np.float32) for name, w in initial_arrays(network).items()}
     vectors = {name: tf.constant(vector) for name, vector in network.join(weights).items()}
-    export(folder, config, weights, precision="float32")
+    export(folder, config, weights, precision="float32", env_steps=1)
     outputs = network.forward_pass(on_gpu=False, at_once=1)(
         vectors, tf.constant(observations if as_seen is None else as_seen)
     )

@@ -223,6 +223,14 @@ def test_time_left_follows_the_latest_updates():
     assert progress.seconds_left == pytest.approx((1_000_000 - 20_000) / 100 * 5)
 
 
+def test_a_run_that_ends_early_has_no_time_left():
+    progress, clock = make_progress(total=1000)
+    clock.now += 60
+    progress.finish_update(500, {})
+    progress.phase = "done"
+    assert progress.eta_text() == "took 1 min"
+
+
 def test_percent_is_below_100_until_the_end():
     progress, clock = make_progress(total=100_000)
     progress.finish_update(99_999, {})

@@ -7,6 +7,7 @@ only when an export is written.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import zipfile
 import zlib
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+import resnet
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag, shown
 from tfrl.cli.settings import SETTINGS_FILE, Precision, to_yaml
@@ -29,7 +31,7 @@ from tfrl.networks.distributions import distribution_for
 from tfrl.ops.graph import graph, tf
 from tfrl.run import files
 from tfrl.run.checkpoint import CheckpointStore, decode, encode, pack_json, under, unpack_json, with_prefix
-from tfrl.run.folder import BEST_FILE, read_results
+from tfrl.run.folder import BEST_FILE, read_json
 
 if TYPE_CHECKING:
     from tfrl.networks.actor_critic import ActorCritic
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 WEIGHTS_FILE = "weights.npz"
 """The name of the file with the weights of an export."""
+_ABOUT_FILE = "policy.json"  # beside it: the env steps of its training
 PREFIX = "weights/"
 """The prefix of the names of weights in a checkpoint."""
 AGENT_PREFIX = "agent/"
@@ -58,7 +61,12 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def export(
-    directory: Path, config: RLSettings, weights: Mapping[str, np.ndarray], *, precision: Precision
+    directory: Path,
+    config: RLSettings,
+    weights: Mapping[str, np.ndarray],
+    *,
+    precision: Precision,
+    env_steps: int,
 ) -> None:
     """Writes `weights.npz` (float32, no pickle), the settings, and `policy/`, a SavedModel.
 
@@ -82,7 +90,7 @@ def export(
     Raises OSError.
     """
     files.make_folder(directory)
-    files.write(directory / WEIGHTS_FILE, encode(weights))
+    _write_weights(directory, weights, env_steps)
     files.write(directory / SETTINGS_FILE, to_yaml(dataclasses.replace(config, precision=precision)))
     if (text := registry.facts_text(config)) is not None:
         files.write(directory / registry.FACTS_FILE, text)
@@ -183,10 +191,7 @@ def _exported(path: Path, config: RLSettings) -> PolicySource:
             weights = _read(file)
             if not weights:
                 raise UserError(f"{file} is damaged; export the run again.")
-            run = path.parent if path.name == "export" else path
-            steps = (read_results(run) or {}).get("env_steps")
-            if not isinstance(steps, int):
-                steps = config.run_steps
+            steps = (read_json(file.with_name(_ABOUT_FILE)) or {}).get("env_steps", config.run_steps)
             return PolicySource(config, weights, "export", steps)
     raise UserError(f"{path} has no policy: no checkpoint, and no export/{WEIGHTS_FILE}.")
 
@@ -205,16 +210,21 @@ def _exports(path: Path) -> tuple[Path, Path]:
 # Weights that a run saves beside its checkpoints
 
 
-def keep(run: Path, place: Path, weights: Mapping[str, np.ndarray]) -> None:
+def keep(run: Path, place: Path, weights: Mapping[str, np.ndarray], *, env_steps: int) -> None:
     """Writes weights and the settings of their run into a folder, in which `find_policy` finds an export.
 
-    Raises OSError.
+    `env_steps` is the length of their training. Raises OSError.
     """
     files.make_folder(place)
     for name in (SETTINGS_FILE, registry.FACTS_FILE):
         if (run / name).is_file():
             files.write(place / name, (run / name).read_text(encoding="utf-8"))
+    _write_weights(place, weights, env_steps)
+
+
+def _write_weights(place: Path, weights: Mapping[str, np.ndarray], env_steps: int) -> None:
     files.write(place / WEIGHTS_FILE, encode(weights))
+    files.write(place / _ABOUT_FILE, json.dumps({"env_steps": env_steps}) + "\n")
 
 
 def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env_steps: int) -> None:
@@ -322,6 +332,17 @@ def check_torso(config: Network) -> None:
         raise UserError(
             f"--torso-weights {run} belongs to another network: give --torso {model} --torso-width "
             f"{width}, as in its training, instead of {config.torso} and {config.torso_width}."
+        )
+    normalization = settings.get("normalization", "group")
+    if model is not None and normalization != "group" and resnet.entry(model).normalization:
+        raise UserError(
+            f"--torso-weights {run} was trained with --normalization {normalization}, but agents have group; "
+            "train it with `python -m resnet.train --normalization group`."
+        )
+    if config.critic_torso not in (None, config.torso):
+        raise UserError(
+            f"--torso-weights {run} is for the torsos of both actor and critic: leave --critic-torso "
+            f"{config.critic_torso} out."
         )
     if settings.get("per_image_standardization"):
         raise UserError(

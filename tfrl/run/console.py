@@ -183,7 +183,7 @@ class Progress:
 
     def eta_text(self) -> str:
         """The time left, "ETA --" without an estimate, or the time that the run took."""
-        if self.fraction == 1.0:
+        if self.fraction == 1.0 or self.phase == "done":
             return f"took {duration(self.elapsed)}"
         left = self.seconds_left
         return f"ETA {duration(left) if left > 0 else '--'}"

@@ -287,11 +287,11 @@ def follow(
                     found |= evaluation_metrics(source.config, level_set, played)
                 found = with_gap(source.config, found)
                 try:
+                    score = found["eval_test/return"]
+                    keep_best(config.run_dir, source.weights, score=score, env_steps=source.env_steps)
                     events.scalars(source.env_steps, found)
                 except OSError as error:  # as in training, a full disk only loses a point of the curves
-                    warn(
-                        f"TensorBoard's events in {config.run_dir} cannot be written ({files.reason(error)})."
-                    )
+                    warn(f"The evaluation in {config.run_dir} cannot be written ({files.reason(error)}).")
                 returns = (f"{s} {found[f'eval_{s}/return']:.2f}" for s in config.level_sets)
                 console.message(f"{source.env_steps:,} env steps: return {', '.join(returns)}")
         sleep(POLL_EVERY)

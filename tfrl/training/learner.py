@@ -255,7 +255,7 @@ class EnvLearner(Learner):
         """The sentence that says that the run is complete, and how to extend it."""
         config = self._config
         if stopped is not None:
-            advice = f"a callback stopped it ({stopped})"
+            advice = f"a callback stopped it ({stopped}); without callbacks, it would continue"
         elif self.steps_done < config.run_steps:
             ends = [flag(name) for name in ("solved_at", "max_episodes") if getattr(config, name) is not None]
             advice = f"with a higher {' or '.join(ends)}, it would continue"
@@ -329,7 +329,8 @@ class EnvLearner(Learner):
 
     def export(self, folder: Path) -> None:
         """Writes the weights and the policy with `tfrl.networks.weights.export`."""
-        export(folder, self._config, self.weights(), precision=self._runtime.precision)
+        precision = self._runtime.precision
+        export(folder, self._config, self.weights(), precision=precision, env_steps=self.steps_done)
 
     def results(self, metrics: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, Any]:
         """The entries of results.json about the settings and the results of the training."""
