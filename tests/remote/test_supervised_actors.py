@@ -60,13 +60,13 @@ def test_a_process_without_a_cpu_is_waited_for_and_not_replaced(cluster, monkeyp
         def begin_at(self, states):
             return SimpleNamespace(place="there", exact_state=True)
 
-    monkeypatch.setattr(supervised_actors, "_START_SECONDS", 0.5)
+    monkeypatch.setattr(supervised_actors, "_START_SECONDS", 5.0)
     said, other = [], ray.remote(num_cpus=6)(Idle).remote()
     ray.get(other.begin_at.remote(None), timeout=WAIT)
     began = time.monotonic()
 
     def beat():
-        if time.monotonic() - began > 4:
+        if time.monotonic() - began > 8:
             ray.kill(other)
 
     session = SimpleNamespace(
@@ -74,7 +74,7 @@ def test_a_process_without_a_cpu_is_waited_for_and_not_replaced(cluster, monkeyp
         console=SimpleNamespace(warn=said.append),
         watchdog=SimpleNamespace(beat=beat),
     )
-    group = supervised_actors.SupervisedActors(cluster, session, 0.5)
+    group = supervised_actors.SupervisedActors(cluster, session, 5.0)
     actor = supervised_actors.SupervisedActor("actor 0", ray.remote(num_cpus=1)(Idle).remote, group)
     actor.wait_until_ready()
     actor.end()
