@@ -36,7 +36,6 @@ from tfrl.remote.trials import (
 )
 from tfrl.run import files
 from tfrl.run.folder import is_held
-from tfrl.run.metrics import PROGRESS_FILE
 from tfrl.workers import machine
 
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the runs have files of their own
@@ -206,7 +205,7 @@ def _scheduler(sweep: Sweep, logdir: Path, left: list[int]) -> Any:
     for name in (trial_name(index) for index in range(len(sweep.trials)) if index not in left):
         over = SimpleNamespace(trial_id=name)
         asha.on_trial_add(None, over)
-        for number, row in enumerate(rows_with(logdir / name / PROGRESS_FILE, sweep.metric), 1):
+        for number, row in enumerate(rows_with(logdir / name, sweep.metric), 1):
             asha.on_trial_result(None, over, {"evaluations": number, "value": row.value})
     return asha
 
