@@ -122,14 +122,6 @@ def test_a_fresh_vector_continues_from_saved_states_bit_for_bit(steps, skip):
     np.testing.assert_array_equal(play(one, 60, 1), play(other, 60, 1))
 
 
-def test_an_exact_own_state_is_recognised_where_observations_are_dicts():
-    assert find_facts(registry.name_of(Keyed)).saves_state
-    one, other = vector(Keyed), vector(Keyed)
-    play(one, 25, 0)
-    other.set_state(one.get_state())
-    np.testing.assert_array_equal(play(one, 20, 1), play(other, 20, 1))
-
-
 def test_an_incomplete_own_state_is_not_used():
     assert not find_facts(registry.name_of(Forgetful)).saves_state
     one, other = vector(Forgetful), vector(Forgetful)
@@ -139,9 +131,10 @@ def test_an_incomplete_own_state_is_not_used():
     np.testing.assert_array_equal(play(one, 20, 1), play(other, 20, 1))
 
 
-def test_random_numbers_of_a_reset_are_drawn_again_on_resume():
-    assert find_facts(registry.name_of(Aimed)).saves_state
-    one, other = vector(Aimed), vector(Aimed)
+@pytest.mark.parametrize("env", [Aimed, Keyed], ids=["random numbers of a reset", "dict observations"])
+def test_an_own_state_is_recognised_and_continues_exactly(env):
+    assert find_facts(registry.name_of(env)).saves_state
+    one, other = vector(env), vector(env)
     play(one, 15, 0)
     other.set_state(one.get_state())
     np.testing.assert_array_equal(play(one, 20, 1), play(other, 20, 1))
