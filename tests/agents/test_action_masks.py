@@ -157,6 +157,8 @@ def test_random_actions_are_uniform_among_those_allowed():
 def test_masks_are_used_where_the_settings_say_so(tmp_path):
     with_mask, without = (parse("ppo", tmp_path, "--action-masks", how)[0] for how in ("must", "never"))
     assert registry.specs(with_mask)[0].num_actions == 5 and not registry.specs(without)[0].num_actions
+    assert "action_mask: int8 [5]" in str(registry.specs(with_mask)[0])
+    assert "action_mask" not in str(registry.specs(without)[0])
     learner = learners.make(without)
     with pytest.raises(EnvError, match="is forbidden"):
         learner.update()
