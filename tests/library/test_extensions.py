@@ -279,6 +279,8 @@ def test_the_documented_variant_of_a_replay_algorithm_has_its_target(munchausen)
     values = {("q", 0): q, ("target_q", 0): of_target, ("target_q", 1): of_next}
     q_of = lambda weights, observation: np.float32(values[weights, observation])  # noqa: E731
     agent = types.SimpleNamespace(network=types.SimpleNamespace(functions={"q": q_of}))
+    agent._config = types.SimpleNamespace(huber_delta=None)
+    agent.td_losses = types.MethodType(munchausen.MunchausenDQN.td_losses, agent)
     found = munchausen.MunchausenDQN._loss(agent, {"q": "q", "target_q": "target_q"}, rows)
 
     def log_policy(q):

@@ -206,7 +206,9 @@ class ActorCriticAgent(Agent):
         return self._value_pass(self._acting_weights(), *rows)
 
     def final_values(self, rollout: Rollout) -> np.ndarray:
-        """V of the last observations of truncated episodes with the present weights, float32 [R, T, B]."""
+        """V of the last observations of truncated episodes with the present weights, float32 [R, T, B]; 0 at
+        all other steps.
+        """
         values = np.zeros_like(rollout.rewards)
         if rollout.final_observations:
             r, t, b = at = tuple(np.array(list(rollout.final_observations)).T)
@@ -221,7 +223,9 @@ class ActorCriticAgent(Agent):
         return self.values(rollout.observations[:, -1], rollout.observations.shape[3:], memory)
 
     def set_observation_scaling(self, mean: np.ndarray, scale: np.ndarray) -> None:
-        """Sets the mean and deviation of observations, float32 [D] each, for standardising them."""
+        """Sets the constants of clip((o - mean) * scale, -10, 10), float32 [K] each, for the K numbers of an
+        observation; `scale` is 1 / standard deviation.
+        """
         vector = self.network.functions["observations"].join({"mean": mean, "scale": scale})
         self.learning.assign("observations", vector)
         self.acting.forget()

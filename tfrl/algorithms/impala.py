@@ -126,8 +126,8 @@ class Config(IMPALA, RolloutSettings):
         return self.steps_per_update // self.num_minibatches
 
     def check_topology(self, workers: int, replicas_per_worker: int) -> None:
-        """Raises UserError if replicas, minibatches or actors do not divide the envs, or if several workers
-        use actors.
+        """Raises UserError if replicas, minibatches or actors do not divide the envs, or if a micro-batch is
+        not a number of whole rollouts.
         """
         replicas = workers * replicas_per_worker
         slices = replicas * self.num_minibatches

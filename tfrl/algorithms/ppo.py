@@ -208,8 +208,8 @@ class Config(PPO, RolloutSettings):
 
     @property
     def least_parts(self) -> int:
-        """The least number of equal parts of a minibatch on CPUs. For small networks, the number of replicas,
-        up to 4.
+        """The least number of equal parts of a minibatch on CPUs. For small networks, the largest number of
+        replicas, up to 4, that can share the envs.
         """
         return math.gcd(4, self.num_envs) if self.small_network else 4
 
@@ -318,7 +318,11 @@ class Samples(NamedTuple):
     """The samples of a minibatch, [b, ...], with normalised advantages; or those of a rollout, [T, B, ...].
 
     Attributes:
-      log_probs, values: of the policy that acted.
+      observations: in shape and dtype of the env's spec.
+      actions: int32 or float32; those of a Box are in [-1, 1].
+      log_probs, values: float32; log pi(a | o) and V(o) of the policy that acted.
+      advantages: float32, GAE.
+      targets: float32, of the values: values + advantages before these are normalised.
       extra: of `PPOAgent._extra_inputs`.
       memory: `Sequences` of a recurrent network, or None; for a rollout, `started_memory` and `keeps`, or ().
     """

@@ -257,7 +257,7 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
 
 
 PendingSteps = Callable[[], tuple[dict[str, float], np.ndarray]]
-"""Waits for gradient steps; returns the sums of their metrics, and the errors float32 [K, B, b]."""
+"""Waits for gradient steps; returns the sums of their metrics, and their errors, float32 [steps, B, b]."""
 _FLOATS = "floats"  # a field that joins all float32 fields of a batch
 
 
@@ -372,7 +372,17 @@ class ReplayAgent(Agent):
         )
 
     def td_losses(self, qs: Sequence[tf.Tensor], target: tf.Tensor, rows: Rows) -> Losses:
-        """The losses of critics from Q of the taken actions by each critic, and their target, float32 [b]."""
+        """The losses of critics.
+
+        Args:
+          qs: Q(o, a) of the actions taken, by each critic, float32 [b].
+          target: the target y of all critics, float32 [b].
+          rows: the transitions.
+
+        Returns:
+          The sum of the critics' losses. The metric q_loss is their mean; q_mean and the errors, y - Q, are
+          those of the first critic.
+        """
         delta = self._config.huber_delta
         loss = tf.add_n([q_learning.td_loss(q, target, rows["weight"], huber_delta=delta) for q in qs])
         return Losses(loss, {"q_loss": loss / len(qs), "q_mean": qs[0]}, target - qs[0])

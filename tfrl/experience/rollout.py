@@ -27,8 +27,8 @@ class Rollout:
       first: bool [R, T, B]: o_{t+1} begins a new episode.
       truncated: bool [R, T, B]: the episode that ended there was truncated, and did not terminate.
       memory: float32 [R, T + 1, B, M]: the memory of a recurrent policy before o_t; None for other policies.
-        If o_t begins an episode, it is the memory of the episode before, because the value of that episode's
-        last observation needs it.
+        If o_t, t > 0, begins an episode, it is the memory of the episode before, because the value of that
+        episode's last observation needs it.
       final_observations: the last observation of each truncated episode, by (r, t, b).
       seconds: the time of collecting; env_wait_seconds: the part of it that was spent waiting for envs.
       idle_seconds: the time for which an actor waited before it could begin.

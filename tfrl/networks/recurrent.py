@@ -148,17 +148,17 @@ def _unroll(
     product: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
     length: int | None,
 ) -> tf.Tensor:
-    """The states after each of U steps, float32 [U, n, S].
+    """The states after each of L steps, float32 [L, n, S].
 
     It defines its own gradient. TensorFlow's would add a gradient as large as the recurrent weights at every
     step.
 
     Args:
-      step: computes the next state from x W + b, h U and the state.
-      inputs: x W + b of all steps, float32 [U, n, G].
+      step: computes the next state from x W + b, h U and the state, of which h is a part.
+      inputs: x W + b of all steps, float32 [L, n, G].
       recurrent: U, float32 [H, G].
       state: the state before the first step, float32 [n, S].
-      keep: float32 [U, n, 1], by which the state before each step is multiplied.
+      keep: float32 [L, n, 1], by which the state before each step is multiplied.
       product: of h and U.
       length: gradients stop after this number of steps; None: they never stop.
     """

@@ -139,7 +139,7 @@ class OnPolicyLearner(EnvLearner):
         return normalizer
 
     def _update_scaling(self, rollout: Rollout) -> None:
-        """Updates mean and deviation. Training uses the statistics that the rollout was collected with."""
+        """Adds the rollout to mean and deviation, after training has used the earlier ones."""
         if self._observations is None or self._config.normalize_random_steps:
             return
         numbers = self._spec.numbers(rollout.observations[:, :-1])
@@ -164,7 +164,7 @@ class OnPolicyLearner(EnvLearner):
         if self._observations is not None:
             if moments := under("observations/", state):
                 self._observations.set_state(moments)
-            else:  # an export: its weights contain the mean and deviation
+            else:  # an export: its weights contain mean and scale
                 constants = (weights_of(state)[f"observations/{name}"] for name in ("mean", "scale"))
                 steps = (self._session.started_from or {})["env_steps"]
                 self._observations.begin_with(*constants, count=steps)
