@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TextIO
 
+from tfrl.cli import signals
 from tfrl.cli.errors import PeerError, UserError
 
 # Information and warnings of TensorFlow's C++ log, and its messages about a missing NVIDIA driver.
@@ -112,7 +113,8 @@ def native_log(path: Path) -> Iterator[None]:
     When a worker dies, TensorFlow fills the screens of the others with errors that say less than our
     sentence. After a PeerError these errors stay in the file, because more come until the process ends.
     After any other exception they are shown. Without an exception the file is removed, unless it holds an
-    error. A process that starts again appends to the file.
+    error; in a command, no later line of C++ code is shown, because to TensorFlow a worker that ends first
+    is a lost one. A process that starts again appends to the file.
 
     Args:
       path: the log. If it cannot be written, a temporary file is used.
@@ -123,13 +125,13 @@ def native_log(path: Path) -> Iterator[None]:
     os.dup2(log.fileno(), 2)
     sys.stderr = os.fdopen(screen, "w", buffering=1, errors="backslashreplace", closefd=False)
 
-    def end(*, failed: bool) -> None:
+    def show_again() -> None:
         _flush()
         os.dup2(screen, 2)
         os.close(screen)
         sys.stderr = python
-        if failed:
-            _show(_worth_showing(log, began)[-_SHOWN:])
+
+    def clear() -> None:
         if not _worth_showing(log):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -140,9 +142,14 @@ def native_log(path: Path) -> Iterator[None]:
     except PeerError:
         raise
     except BaseException as why:
-        end(failed=isinstance(why, Exception))  # a signal is no failure
+        show_again()
+        if isinstance(why, Exception):  # a signal is no failure
+            _show(_worth_showing(log, began)[-_SHOWN:])
+        clear()
         raise
-    end(failed=False)
+    if not signals.OURS.of_command:
+        show_again()
+    clear()
 
 
 def _temporary_file() -> IO[bytes]:
