@@ -108,11 +108,6 @@ class Config(Observers, REINFORCE, RLSettings):
         """The largest number of samples of one gradient step."""
         return self.steps_per_update
 
-    @property
-    def may_change(self) -> frozenset[str]:
-        """The settings that may have other values when the run resumes."""
-        return super().may_change | {"observers", "ray_address", "observer_timeout"}
-
     def check_topology(self, workers: int, replicas_per_worker: int) -> None:
         """Raise UserError for more than one learner."""
         if workers * replicas_per_worker > 1:

@@ -55,7 +55,7 @@ _COMMENT_WIDTH = 98
 
 
 class NoResult:
-    """A base for sections of settings that do not change the result."""
+    """A base for sections of settings that do not change the result, so a resumed run may change them."""
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,6 @@ class Command:
     print_config: bool = False
     """Print the resulting settings as YAML, and exit."""
 
-
-MAY_CHANGE = frozenset(
-    ("logdir", "run_name", "resume", "checkpoint_every", "keep_checkpoints", "strategy", "replicas")
-    + ("micro_batch", "communication", "cluster_timeout", "stall_timeout")
-)
-"""Names of the settings that any resumed run may change: what it writes, and where it runs."""
 
 _CHANGED_FIRST = frozenset(
     ("env", "preset", "total_steps", "seed", "num_envs", "num_steps", "lr", "gamma", "torso", "hidden")
@@ -188,8 +182,10 @@ class Settings(Run, Hardware, ABC):
 
     @property
     def may_change(self) -> frozenset[str]:
-        """Names of the settings that a resumed run may change."""
-        return MAY_CHANGE
+        """Names of the settings that a resumed run may change: what it writes, and where it runs."""
+        sections: list[Any] = [section for section in self.sections if issubclass(section, NoResult)]
+        names = {field.name for section in sections for field in dataclasses.fields(section)}
+        return frozenset(names - {"precision"})
 
     @property
     @abstractmethod

@@ -142,7 +142,7 @@ class DistributedSettings(Actors, Learners, Lag, ScheduledLearning, RLSettings):
     def may_change(self) -> frozenset[str]:
         """The settings that a resumed run may change; not its length if the training depends on it."""
         fixed = {"total_steps"} if self.depends_on_length else set()
-        return super().may_change - fixed | {"actors", "learners", "ray_address", "actor_timeout"}
+        return super().may_change - fixed
 
 
 def leads(config: RLSettings) -> TypeGuard[DistributedSettings]:

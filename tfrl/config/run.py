@@ -294,12 +294,6 @@ class ScheduledLearning(Learning):
     falls."""
 
 
-_MAY_CHANGE = settings.MAY_CHANGE | {
-    *("preset", "eval_every", "eval_every_steps", "eval_episodes", "eval_greedy", "record_every"),
-    *("callbacks", "env_processes", "env_threads", "max_episodes", "solved_at"),
-}
-
-
 @dataclass(frozen=True)
 class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
     """The settings of every algorithm.
@@ -401,7 +395,8 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
     @property
     def may_change(self) -> frozenset[str]:
         """Names of the settings that a resumed run may change, including its length."""
-        return frozenset(_MAY_CHANGE | {"total_steps"} | self.ineffective.keys())
+        ends = {"total_steps", "max_episodes", "solved_at"}
+        return super().may_change | ends | {"preset"} | self.ineffective.keys()
 
     def complete(self) -> Self:
         """These settings with the full names of env and torso and the run's folder filled in."""
