@@ -403,7 +403,7 @@ class Team:
                 "grace": ORPHAN_GRACE,
             }
             live = index == 0 and place.host is None and sys.stdout.isatty()
-            agent = place.start() if place.start else _start_agent(place.host, live)
+            agent = place.start() if place.start else start_agent(place.host, live=live)
             self._agents.append(agent)
             _send(agent, json.dumps(order).encode() + b"\n")
             sources = [(index, "stderr", agent.stderr)] + ([] if live else [(index, "stdout", agent.stdout)])
@@ -464,7 +464,7 @@ class Team:
             agent.stdin.close()
 
 
-def _start_agent(host: str | None, live: bool) -> subprocess.Popen[bytes]:
+def start_agent(host: str | None, *, live: bool) -> subprocess.Popen[bytes]:
     """Starts an agent here, or the ssh to it; a `live` one has this process's stdout. UserError: no program.
 
     It begins with signals blocked, because the launcher passes on those that reach the whole job. An agent

@@ -7,15 +7,13 @@ import functools
 import os
 import selectors
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from cluster.launch import AGENT, LOST, Place, shares, tf_configs
+from cluster.launch import LOST, Place, shares, start_agent, tf_configs
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.config.distributed import LEARNER, DistributedSettings
 from tfrl.remote.cluster import Cluster, RayError, free_cpus, ray, serve_driver
@@ -56,14 +54,7 @@ class LearnerHost:
 
     def begin(self) -> None:
         """Starts the agent."""
-        self._agent = subprocess.Popen(
-            [sys.executable, "-IS", AGENT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
+        self._agent = start_agent(None, live=False)
         for stream in (self._agent.stdout, self._agent.stderr):
             self._selector.register(stream, selectors.EVENT_READ)
 
