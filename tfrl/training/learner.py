@@ -9,7 +9,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,24 +37,13 @@ from tfrl.training import callbacks
 from tfrl.workers import machine
 from tfrl.workers.strategy import Runtime
 
+if TYPE_CHECKING:
+    from tfrl.experience.collector import Collector, Observer
+    from tfrl.experience.rollout import Rollout
+    from tfrl.remote.actors import RayCollector, RayObservers
+    from tfrl.training.prefetch import Prefetch, ThreadCollector
+
 MakeAgent = Callable[[Any, Runtime], Agent]
-
-
-class Envs(Protocol):
-    """The interface to a worker's slice of the global envs; `Collector` is one implementation."""
-
-    @property
-    def exact_state(self) -> bool:
-        """True if `set_state` restores exactly. After a call of `set_state`: true if that call was exact."""
-
-    def get_state(self) -> tuple[list[int], list[bytes], np.ndarray, np.ndarray]:
-        """Global env indices, and the state, observation and `first` flag of each env."""
-
-    def set_state(self, states: Mapping[int, bytes]) -> None:
-        """Restores states by global env index; states of other workers' envs are ignored."""
-
-    def close(self) -> None:
-        """Stops the envs."""
 
 
 class EnvLearner(Learner):
@@ -75,7 +64,8 @@ class EnvLearner(Learner):
 
     _config: RLSettings
     agent: Agent
-    envs: Envs
+    envs: Collector | ThreadCollector | RayCollector | Observer | RayObservers
+    _prefetch: Prefetch | None = None  # None if learner and envs take turns
     time_columns: tuple[str, ...]
 
     def __init__(self, config: RLSettings, session: Session, make_agent: MakeAgent) -> None:
@@ -117,6 +107,14 @@ class EnvLearner(Learner):
         self._session.watchdog.measured(seconds)
         self._session.seconds += seconds
         return seconds
+
+    def _prefetched(self, prefetch: Prefetch) -> Rollout:
+        """The next rollout of envs that are ahead of the learner. A collective."""
+        rollout = prefetch.take(self._session.step, self.agent.get_weights())
+        began = prefetch.collector.began
+        # The envs of a replaced actor may have begun new episodes.
+        self._forget(began.first[np.argsort(began.indices)])
+        return rollout
 
     # Evaluation
 
@@ -273,6 +271,8 @@ class EnvLearner(Learner):
         indices, states, observations, first = self.envs.get_state()
         data, lengths = pack_bytes(states)
         part = {"indices": np.array(indices), "states": data, "lengths": lengths}
+        if self._prefetch is not None:  # the older weights
+            state |= self._prefetch.get_state(self._session.step)
         return State(state, [part | {"observations": observations, "first": first}])
 
     def set_state(self, state: State) -> None:
@@ -288,6 +288,8 @@ class EnvLearner(Learner):
                 "--run-name."
             ) from None
         self._episodes.set_state(under("episodes/", state.learner))
+        if self._prefetch is not None:
+            self._prefetch.set_state(state.learner)
         self._restore_envs(state.parts)
 
     def _restore_envs(self, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
@@ -308,8 +310,7 @@ class EnvLearner(Learner):
                 self._session.console.warn(
                     f"Envs of {env} cannot be restored exactly and begin new episodes."
                 )
-            mine = found[1][np.argsort(indices)].astype(np.float32)
-            self._forget(self._runtime.gather_envs(mine).astype(bool))
+            self._forget(found[1][np.argsort(indices)])
         elif not self._runtime.all_agree(all(map(np.array_equal, found, shown_envs(parts, indices)))):
             raise UserError(
                 f"the envs of {self._config.run_dir} do not show the observations of its checkpoint, so "
@@ -317,8 +318,12 @@ class EnvLearner(Learner):
                 "choose another --run-name."
             )
 
-    def _forget(self, envs: np.ndarray) -> None:
-        """Drops the running sums of the present episodes of some envs, a bool [N] over all envs."""
+    def _forget(self, mine: np.ndarray) -> None:
+        """Drops the running sums of some of this worker's envs, a bool for each of its envs. A collective."""
+        self._forget_sums(self._runtime.gather_envs(mine.astype(np.float32)).astype(bool))
+
+    def _forget_sums(self, envs: np.ndarray) -> None:
+        """Drops the running sums of some envs, a bool [N] over all envs."""
         self._episodes.forget(envs)
 
     # The end

@@ -103,11 +103,10 @@ class OffPolicyLearner(EnvLearner):
             self.replay.show(envs.observe())
             acting = self.agent.acting
             return envs.steps(acting.explore, acting.draw(self._session.step, self._indices))
-        self._rollout = self._prefetch.take(self._session.step, self.agent.get_weights())
-        at = self._prefetch.collector.began
-        order = [at.indices.index(i) for i in self._indices]
-        self.replay.resume_round(at.observations[order], at.first[order])
-        self._forget(self._runtime.gather_envs(at.first[order].astype(np.float32)).astype(bool))
+        self._rollout = self._prefetched(self._prefetch)
+        began = self._prefetch.collector.began
+        order = np.argsort(began.indices)
+        self.replay.resume_round(began.observations[order], began.first[order])
         return self._rollout.steps()
 
     def _metrics(self, seconds: float, gradient_steps: int) -> dict[str, float]:
@@ -190,8 +189,6 @@ class OffPolicyLearner(EnvLearner):
     def get_state(self) -> State:
         """The state of the agent, the episodes, the envs and the replay, whose transitions are shards."""
         state = super().get_state()
-        if self._prefetch is not None:  # the older weights
-            state.learner.update(self._prefetch.get_state(self._session.step))
         state.learner["gradient_steps"] = np.array(self._gradient_steps)
         state.parts[0].update(with_prefix("replay/", self.replay.get_state()))
         return State(state.learner, state.parts, self.replay.shards())
@@ -199,8 +196,6 @@ class OffPolicyLearner(EnvLearner):
     def set_state(self, state: State) -> None:
         """Restores the state of all workers. Raises UserError like `Learner.set_state`."""
         self._gradient_steps = int(state.learner["gradient_steps"])
-        if self._prefetch is not None:
-            self._prefetch.set_state(state.learner)
         super().set_state(state)
         of_replay = [{**under("replay/", part), "indices": part["indices"]} for part in state.parts]
         self.replay.set_state(of_replay, state.shards)

@@ -84,14 +84,10 @@ class OnPolicyLearner(EnvLearner):
             session.advance_to(self._at(_COLLECTING * t / config.num_steps))
 
         if self._prefetch is not None:
-            rollout = self._prefetch.take(session.step, self.agent.get_weights())
-            # The envs of a replaced actor may have begun new episodes.
-            at = self._prefetch.collector.began
-            first = at.first[[at.indices.index(i) for i in self._indices]].astype(np.float32)
-            self._forget(self._runtime.gather_envs(first).astype(bool))
+            rollout = self._prefetched(self._prefetch)
         else:
             noise = self.agent.acting.draw(session.step, self._indices)
-            rollout = self.envs.collect(self.agent, noise, on_step)  # type: ignore[attr-defined]  # no prefetch
+            rollout = self.envs.collect(self.agent, noise, on_step)  # type: ignore[union-attr]  # no prefetch
         self._process_rewards(rollout)
         return rollout
 
@@ -176,8 +172,6 @@ class OnPolicyLearner(EnvLearner):
         state.learner.update(with_prefix("normalizer/", self._rewards.get_state()))
         if self._observations is not None:
             state.learner.update(with_prefix("observations/", self._observations.get_state()))
-        if self._prefetch is not None:  # the older weights
-            state.learner.update(self._prefetch.get_state(self._session.step))
         return state
 
     def set_state(self, state: State) -> None:
@@ -185,12 +179,10 @@ class OnPolicyLearner(EnvLearner):
         self._rewards.set_state(under("normalizer/", state.learner))
         if self._observations is not None:
             self._observations.set_state(under("observations/", state.learner))
-        if self._prefetch is not None:
-            self._prefetch.set_state(state.learner)
         super().set_state(state)
 
-    def _forget(self, envs: np.ndarray) -> None:
-        super()._forget(envs)
+    def _forget_sums(self, envs: np.ndarray) -> None:
+        super()._forget_sums(envs)
         self._rewards.forget(envs)
 
 
