@@ -5,8 +5,6 @@ Arguments and results are float [B], unless a docstring says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tfrl.ops.graph import tf
 
 _MOST_LOG_RATIO = 50.0  # of a metric: the sum of its exponentials stays finite in float32
@@ -54,15 +52,11 @@ def huber_value_error(value: tf.Tensor, target: tf.Tensor, delta: float = 1.0) -
 
 
 def clipped_value_error(
-    value: tf.Tensor,
-    old_value: tf.Tensor,
-    target: tf.Tensor,
-    clip_ratio: float,
-    error: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = value_error,
+    value: tf.Tensor, old_value: tf.Tensor, target: tf.Tensor, clip_ratio: float
 ) -> tf.Tensor:
     """The larger of the error of the value and the error of the value clipped to `clip_ratio` of the old one.
 
-        L = max(error(V, R), error(V_old + clip(V - V_old, -eps, eps), R))
+        L = max((V - R)^2, (V_old + clip(V - V_old, -eps, eps) - R)^2) / 2
 
     This is the loss of OpenAI Baselines' ppo2, which made the published procgen results.
 
@@ -71,10 +65,9 @@ def clipped_value_error(
       old_value: V when the rollout was made.
       target: R.
       clip_ratio: eps, in the units of the value.
-      error: `value_error` or `huber_value_error`.
     """
     clipped = old_value + tf.clip_by_value(value - old_value, -clip_ratio, clip_ratio)
-    return tf.maximum(error(value, target), error(clipped, target))
+    return tf.maximum(value_error(value, target), value_error(clipped, target))
 
 
 def approx_kl(log_ratio: tf.Tensor) -> tf.Tensor:
