@@ -74,7 +74,7 @@ MUTANTS = (
     Mutant("DQN: the double estimate takes the present values", "tfrl/algorithms/dqn.py", 'q_of(weights[TARGET + "q"], following)', 'q_of(weights["q"], following)', _TEST_AGENT),
     Mutant("Adam: the mean is not corrected", _OPTIMIZERS, "(mean / corrections[0])", "mean", "tests/ops/test_optimizers.py"),
     Mutant("Adam: epsilon where Keras has none", _OPTIMIZERS, "corrections[0] * mean / (tf.sqrt(square) + self.epsilon)", "corrections[0] * mean / tf.sqrt(square + self.epsilon)", "tests/ops/test_optimizers.py"),
-    Mutant("gradient step: divided by the local batch", _PARALLEL, "tf.reduce_sum(losses) / step.batch_rows", "tf.reduce_mean(losses)", _TEST_PARALLEL),
+    Mutant("gradient step: divided by the local batch", _PARALLEL, "tf.reduce_sum(losses) / step.batch_size", "tf.reduce_mean(losses)", _TEST_PARALLEL),
     Mutant("gradient step: each vector by its own norm", _PARALLEL, "if step.max_norm is not None and step.clips_each", "if step.max_norm is not None", _TEST_PARALLEL),
     Mutant("gradient step: not clipped", _PARALLEL, "tf.clip_by_global_norm(gradients, step.max_norm, use_norm=norm)", "gradients, norm", _TEST_PARALLEL),
     Mutant("gradient step: parts in a chain", _PARALLEL, "    while parts.shape[0] > 1:\n", "    while parts.shape[0] > 2:\n", _TEST_PARALLEL),

@@ -73,7 +73,7 @@ class Classifier:
             loss=self._loss,
             metrics=("loss", "accuracy"),
             optimizer=SGD(0.9) if config.optimizer == "sgd" else Adam(1e-7, uncorrected_epsilon=True),
-            batch_rows=config.batch_size,
+            batch_size=config.batch_size,
             # The statistics of a part would differ from those of the batch.
             part_rows=config.batch_size // runtime.replicas if moved else runtime.micro_batch(config),
             moved=moved,

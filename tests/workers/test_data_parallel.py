@@ -53,7 +53,7 @@ def make(small, replicas, *, optimizer=None, tau=0.25, compiled=False, **changes
         loss=loss,
         metrics=("first",),
         optimizer=optimizer or Adam(EPSILON),
-        batch_rows=ROWS,
+        batch_size=ROWS,
         **options,
     )
     steps = {"update": step}

@@ -193,7 +193,7 @@ class ImpalaAgent(ActorCriticAgent):
             loss=self._loss,
             metrics=(*_MEANS, *_MOMENTS),
             optimizer=config.make_optimizer(uncorrected_epsilon=True),
-            batch_rows=config.rows_per_step,
+            batch_size=config.rows_per_step,
             # A part has some envs of the minibatch, with all their steps.
             part_rows=units_of_part(envs, config.num_steps, runtime.micro_batch(config)),
             max_norm=config.max_grad_norm,

@@ -180,7 +180,7 @@ class PPGAgent(PPOAgent):
             loss=self._auxiliary_loss,
             metrics=AUXILIARY[:3],
             optimizer=config.make_optimizer(uncorrected_epsilon=True),
-            batch_rows=config.auxiliary_rows,
+            batch_size=config.auxiliary_rows,
             part_rows=self._auxiliary_part_rows(),
             max_norm=config.max_grad_norm,
             prefix="auxiliary_phase/",

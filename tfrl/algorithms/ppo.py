@@ -391,7 +391,7 @@ class PPOAgent(ActorCriticAgent):
             loss=self._minibatch_loss,
             metrics=self.means,
             optimizer=config.make_optimizer(uncorrected_epsilon=True),
-            batch_rows=config.rows_per_step,
+            batch_size=config.rows_per_step,
             part_rows=self._part_rows(),
             max_norm=config.max_grad_norm,
             errors="largest",

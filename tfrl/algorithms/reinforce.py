@@ -175,7 +175,7 @@ class ReinforceAgent(Agent):
             loss=self._loss,
             metrics=_SUMS,
             optimizer=config.make_optimizer(),
-            batch_rows=1,  # the loss gives each row its share of the mean, because the number of rows varies
+            batch_size=1,  # the loss gives each row its share of the mean, because the number of rows varies
             part_rows=self._rows,
             max_norm=config.max_grad_norm,
             errors="largest",

@@ -364,7 +364,7 @@ class ReplayAgent(Agent):
             loss=lambda weights, rows, _: loss(weights, rows),
             metrics=tuple(metrics),
             optimizer=config.make_optimizer(),
-            batch_rows=config.batch_size,
+            batch_size=config.batch_size,
             part_rows=config.part_rows,
             max_norm=config.max_grad_norm,
             clips_each=True,

@@ -1,6 +1,7 @@
 """The one gradient step of the project: the same numbers on any number of replicas and workers.
 
-    g = sum over replicas and parts of d loss(weights, rows) / d weights,    weights <- optimizer(g)
+    g = sum over replicas and parts of d sum(losses(weights, rows)) / d weights / batch_size
+    weights <- optimizer(g)
 
 Each replica splits its rows of the batch into parts. It adds the gradients of the parts in pairs, in a fixed
 order. One all-reduce then sums gradients and metrics over the replicas. So the order of additions does not
@@ -37,7 +38,7 @@ class Losses(NamedTuple):
     """The results of a loss function for some rows of a batch.
 
     Attributes:
-      losses: float32 [n]. Their sum over the whole batch, divided by `GradientStep.batch_rows`, is minimised.
+      losses: float32 [n]. Their sum over the whole batch, divided by `GradientStep.batch_size`, is minimised.
       metrics: float32 [n] each, by name. Their means over the batch are reported.
       errors: the error of each row, float32 [b]; None if the step needs no errors.
       moved: new values of the vectors that `GradientStep.moved` names.
@@ -59,8 +60,9 @@ class GradientStep:
       loss: a function of all vectors, some rows of the batch, and the data that all rows share.
       metrics: the names of the reported metrics, in order.
       optimizer: computes a new vector from a gradient.
-      batch_rows: the number of losses of a whole batch, all workers together.
-      part_rows: the number of rows of a part; it divides a replica's share of the batch.
+      batch_size: the number of losses of a whole batch, all workers together.
+      part_rows: the number of rows of a part; it divides a replica's share of the batch. A row is what the
+        first dimension of `rows` counts: a sample or, with memory, a whole sequence of samples.
       max_norm: the norm to which gradients are clipped; None: no clipping.
       clips_each: True clips the gradient of each vector by its own norm, False clips all by their common
         norm.
@@ -77,7 +79,7 @@ class GradientStep:
     loss: Callable[[Weights, Any, Any], Losses]
     metrics: tuple[str, ...]
     optimizer: Optimizer
-    batch_rows: int
+    batch_size: int
     part_rows: int
     max_norm: float | None = None
     clips_each: bool = False
@@ -280,9 +282,9 @@ class DataParallel:
             if step.errors and errors is None:
                 raise UserError(f"the Losses of {' and '.join(step.learned)} need `errors`, [n].")
             # Divided by the rows of the global batch, because gradients are summed over replicas.
-            loss = tf.reduce_sum(losses) / step.batch_rows
+            loss = tf.reduce_sum(losses) / step.batch_size
         gradients = tape.gradient(loss, learned)
-        sums = tf.reduce_sum(tf.stack([metrics[name] for name in step.metrics]), axis=1) / step.batch_rows
+        sums = tf.reduce_sum(tf.stack([metrics[name] for name in step.metrics]), axis=1) / step.batch_size
         if step.errors == "largest":
             errors = tf.reduce_max(errors)
         return (gradients, sums), (() if errors is None else errors, dict(moved))
