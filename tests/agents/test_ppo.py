@@ -110,7 +110,7 @@ def test_metrics_equal_a_float64_computation(small, learner):
     agent = learner(config)
     agent.session.step = 5
     rollout = off_policy_rollout(agent)
-    steps = rng.minibatch_steps(3, 5, range(8), num_steps=16, epochs=2, num_minibatches=4)
+    steps = rng.minibatch_sequences(3, 5, range(8), each=16, epochs=2, num_minibatches=4, size=4) % 16
     steps = steps.reshape(-1, 8, 4)  # [E * M, B, T / M]
     oracles = [oracle_minibatch(Present(agent.agent), config, rollout, s) for s in steps]
     metrics = agent.learn(rollout)

@@ -17,9 +17,12 @@ def uniforms_of(envs, seed=1, update=0, num_steps=16):
 
 
 def steps_of(envs, seed=1, update=0, num_steps=24, epochs=3, num_minibatches=4):
-    return rng.minibatch_steps(
-        seed, update, envs, num_steps=num_steps, epochs=epochs, num_minibatches=num_minibatches
-    )
+    """The steps of each env in each minibatch, [E, M, B, T / M]: sequences of one step."""
+    sizes = {"num_minibatches": num_minibatches, "size": num_steps // num_minibatches}
+    found = rng.minibatch_sequences(seed, update, envs, each=num_steps, epochs=epochs, **sizes)
+    found = found.reshape(epochs, num_minibatches, len(envs), -1)
+    assert (found // num_steps == np.arange(len(envs))[:, None]).all()
+    return found % num_steps
 
 
 def test_minibatches_take_each_step_of_each_env_once_an_epoch():

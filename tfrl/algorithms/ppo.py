@@ -497,23 +497,22 @@ class PPOAgent(ActorCriticAgent):
         config, runtime = self._config, self._runtime
         envs = runtime.local_envs(config.num_envs)
         share = len(envs) // runtime.local_replicas
+        each = config.num_steps // config.sequence_steps
+        block = config.envs_per_block if self.network.state_size else 1
         rows = []
-        for mine in (envs[begin : begin + share] for begin in range(0, len(envs), share)):
-            if self.network.state_size:
-                each = config.num_steps // config.sequence_steps
-                sizes = {"num_minibatches": config.num_minibatches, "block": config.envs_per_block}
-                found = rng.minibatch_sequences(
-                    config.seed, number, mine, epochs=config.epochs, each=each, **sizes
-                )
-                env, place = np.divmod(found, each)
-                rows.append(place * (config.sequence_steps * share) + env)
-            else:
-                sizes = {"num_minibatches": config.steps_per_epoch, "num_steps": config.num_steps}
-                each = config.rows_per_step // config.num_envs
-                steps = rng.minibatch_steps(
-                    config.seed, number, mine, epochs=config.epochs, steps_each=each, **sizes
-                )  # [E, M, B, b]
-                rows.append(steps * share + np.arange(share, dtype=np.int32)[:, None])
+        for begin in range(0, len(envs), share):
+            found = rng.minibatch_sequences(
+                config.seed,
+                number,
+                envs[begin : begin + share],
+                each=each,
+                epochs=config.epochs,
+                num_minibatches=config.steps_per_epoch,
+                size=config.rows_per_step // config.sequence_steps * block // config.num_envs,
+                block=block,
+            )
+            env, place = np.divmod(found, each)
+            rows.append(place * (config.sequence_steps * share) + env)
         return np.stack(rows).reshape(len(rows), self.gradient_steps_per_update, -1)
 
     def _estimates(self, rollout: Rollout, values: np.ndarray, starts: Any) -> Estimates:

@@ -5,7 +5,7 @@ Philox (Salmon et al. 2011) is counter-based, so any worker can draw the numbers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -57,32 +57,16 @@ def action_noise(
     return np.stack(rows, axis=1)
 
 
-def minibatch_steps(
+def minibatch_sequences(
     seed: int,
     update: int,
-    envs: Iterable[int],
+    envs: Sequence[int],
     *,
-    num_steps: int,
+    each: int,
     epochs: int,
     num_minibatches: int,
-    steps_each: int | None = None,
-) -> np.ndarray:
-    """The time steps of each env in each minibatch: int32 [E, M, B, steps_each].
-
-    Every env gives every minibatch the same number of steps, so all topologies form the same global
-    minibatches without moving data. By default this is T / M, so that every step is used.
-    """
-    orders = [
-        [generator(seed, Use.MINIBATCH, update, epoch, i).permutation(num_steps) for i in envs]
-        for epoch in range(epochs)
-    ]
-    steps_each = num_steps // num_minibatches if steps_each is None else steps_each
-    steps = np.asarray(orders, np.int32)[..., : num_minibatches * steps_each]  # [E, B, M * steps_each]
-    return steps.reshape(epochs, len(orders[0]), num_minibatches, steps_each).swapaxes(1, 2)
-
-
-def minibatch_sequences(
-    seed: int, update: int, envs: range, *, each: int, epochs: int, num_minibatches: int, block: int
+    size: int,
+    block: int = 1,
 ) -> np.ndarray:
     """The sequences of steps in each minibatch: int32 [E, M, q], as local env * each + sequence.
 
@@ -94,18 +78,20 @@ def minibatch_sequences(
       envs: the global indices of envs, whole blocks of them.
       each: sequences of one env.
       epochs: E.
-      num_minibatches: M, divides the sequences of a block.
+      num_minibatches: M.
+      size: the sequences that a block gives each minibatch; the others of the block are not used.
       block: envs of a block.
     """
-    size, begins = block * each, range(0, len(envs), block)
+    in_block, begins = block * each, range(0, len(envs), block)
     orders = [
         [
-            begin * each + generator(seed, Use.MINIBATCH, update, epoch, envs[begin]).permutation(size)
+            begin * each + generator(seed, Use.MINIBATCH, update, epoch, envs[begin]).permutation(in_block)
             for begin in begins
         ]
         for epoch in range(epochs)
     ]
-    rows = np.asarray(orders, np.int32).reshape(epochs, len(begins), num_minibatches, -1)
+    rows = np.asarray(orders, np.int32)[..., : num_minibatches * size]
+    rows = rows.reshape(epochs, len(begins), num_minibatches, size)
     return rows.swapaxes(1, 2).reshape(epochs, num_minibatches, -1)
 
 
