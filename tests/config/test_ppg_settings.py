@@ -5,6 +5,7 @@ from processes import Answer, assert_refused
 from refusals import refusal
 
 from tfrl.config import reader
+from tfrl.workers import strategy
 
 
 @pytest.mark.parametrize(
@@ -27,9 +28,9 @@ def test_impossible_settings_are_refused(flags, words):
 @pytest.mark.parametrize(("replicas", "rows"), [(1, 4), (2, 2), (3, 4), (4, 1)])
 def test_auxiliary_parts_divide_the_share_of_a_replica(replicas, rows):
     flags = "--env catch --num-envs 4 --num-steps 48 --num-minibatches 8 --aux-minibatches 16 --micro-batch 4"
-    step = reader("ppg").parse(flags.split()).auxiliary_step(replicas)
-    assert (step.rows_per_step, step.micro_batch) == (12, rows)
-    assert step.rows_per_step // replicas % step.micro_batch == 0
+    config = reader("ppg").parse(flags.split())
+    assert config.auxiliary_rows == 12
+    assert strategy._cpu_micro_batch(config, 12, replicas) == rows
 
 
 def test_help_has_learners_and_no_actors(capsys):

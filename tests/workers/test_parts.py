@@ -117,7 +117,7 @@ def added(terms):
 def summed(config, replicas):
     """The order in which that many replicas sum the rows of a minibatch."""
     share = config.rows_per_step // replicas
-    rows = strategy._cpu_micro_batch(config, replicas)
+    rows = strategy._cpu_micro_batch(config, config.rows_per_step, replicas)
     assert share % rows == 0
     starts = [range(r * share, (r + 1) * share, rows) for r in range(replicas)]
     return added([added([(start, rows) for start in each]) for each in starts])
@@ -141,9 +141,9 @@ def test_replicas_add_in_the_same_order_as_one_replica(small, num_steps):
         alone = summed(config, 1)
         assert all(summed(config, replicas) == alone for replicas in (2, 4)), num_envs
     defaults = small(num_envs=64, num_steps=256, num_minibatches=8)
-    assert strategy._cpu_micro_batch(defaults, 1) == 128
+    assert strategy._cpu_micro_batch(defaults, defaults.rows_per_step, 1) == 128
 
 
 def test_more_replicas_than_rows_are_accepted(small):
-    assert strategy._cpu_micro_batch(small(), 33) == 1
-    assert strategy._cpu_micro_batch(small(micro_batch=8), 33) == 1
+    assert strategy._cpu_micro_batch(small(), small().rows_per_step, 33) == 1
+    assert strategy._cpu_micro_batch(small(micro_batch=8), small().rows_per_step, 33) == 1

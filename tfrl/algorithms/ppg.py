@@ -34,7 +34,7 @@ from tfrl.ops import losses
 from tfrl.ops.graph import compiled, tf
 from tfrl.workers import machine
 from tfrl.workers.data_parallel import GradientStep, Losses, Weights
-from tfrl.workers.strategy import Runtime, StepSize
+from tfrl.workers.strategy import Runtime
 
 if TYPE_CHECKING:
     from tfrl.networks.actor_critic import PhasicActorCritic
@@ -115,15 +115,6 @@ class Config(PPG, ppo.Config):
         """Samples of a gradient step of the auxiliary phase, all workers together."""
         return self.steps_per_update // self.aux_minibatches
 
-    def auxiliary_step(self, replicas: int) -> StepSize:
-        """The sizes of an auxiliary gradient step on `replicas` replicas, all workers together.
-
-        Its parts have --micro-batch rows, or a divisor of --micro-batch that divides a replica's share.
-        """
-        rows = self.auxiliary_rows
-        micro_batch = math.gcd(self.micro_batch, rows // replicas) if self.micro_batch else 0
-        return StepSize(rows, micro_batch, self.least_parts)
-
     def make_network(self, precision: str) -> Any:
         """Makes an actor and a critic, and the auxiliary value head."""
         from tfrl.networks.actor_critic import PhasicActorCritic
@@ -189,9 +180,9 @@ class PPGAgent(PPOAgent):
 
     def _auxiliary_part_rows(self) -> int:
         """The number of samples of a part: whole sequences for a recurrent network."""
-        config, replicas = self._config, self._runtime.replicas
-        most, length = self._runtime.micro_batch(config.auxiliary_step(replicas)), config.auxiliary_sequence
-        return length * units_of_part(config.auxiliary_rows // replicas // length, length, most)
+        config, rows = self._config, self._config.auxiliary_rows
+        most, length = self._runtime.micro_batch(config, rows), config.auxiliary_sequence
+        return length * units_of_part(rows // self._runtime.replicas // length, length, most)
 
     @property
     def summary(self) -> dict[str, str]:

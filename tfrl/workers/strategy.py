@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import os
 import platform
 import re
@@ -26,16 +27,6 @@ from tfrl.workers.data_parallel import pairwise_sum
 from tfrl.workers.rendezvous import rendezvous
 from tfrl.workers.tf_config import RESTARTED, TFConfig, close_to_network
 from tfrl.workers.watchdog import CONNECTING, LIFELESS, Watchdog, deadline
-
-
-@dataclass(frozen=True)
-class StepSize:
-    """The size of a gradient step that differs from the settings, and its parts (see `Settings`)."""
-
-    rows_per_step: int
-    micro_batch: int
-    least_parts: int
-    whole_batches: bool = False
 
 
 @dataclass(eq=False)
@@ -76,12 +67,15 @@ class Runtime:
         share = num_envs // self.num_workers
         return range(self.worker * share, (self.worker + 1) * share)
 
-    def micro_batch(self, config: Settings | StepSize) -> int:
-        """Rows of a replica's minibatch whose gradients are taken at once; they divide the minibatch."""
-        rows = config.rows_per_step // self.replicas
+    def micro_batch(self, config: Settings, rows: int | None = None) -> int:
+        """Rows of a replica's minibatch whose gradients are taken at once; they divide the minibatch.
+
+        `rows` are those of the minibatch, all workers together; None: `config.rows_per_step`.
+        """
+        rows = config.rows_per_step if rows is None else rows
         if self.uses_gpu and not config.micro_batch:
-            return rows
-        return _cpu_micro_batch(config, self.replicas)
+            return rows // self.replicas
+        return _cpu_micro_batch(config, rows, self.replicas)
 
     @property
     def is_one_cpu(self) -> bool:
@@ -223,16 +217,15 @@ def _parts_at_once(config: Settings, num_workers: int, local_replicas: int) -> i
         return 1
     minibatch = config.rows_per_step
     replicas = num_workers * local_replicas
-    machine.one_thread_each(minibatch // _cpu_micro_batch(config, replicas) >= machine.threads())
+    machine.one_thread_each(minibatch // _cpu_micro_batch(config, minibatch, replicas) >= machine.threads())
     return -(-machine.threads() // local_replicas)
 
 
-def _cpu_micro_batch(config: Settings | StepSize, replicas: int) -> int:
+def _cpu_micro_batch(config: Settings, minibatch: int, replicas: int) -> int:
     """Rows of a part; they divide a replica's share of the minibatch."""
-    minibatch = config.rows_per_step
     share = max(1, minibatch // replicas)
     if config.micro_batch:
-        return min(config.micro_batch, share)
+        return math.gcd(config.micro_batch, share)
     # 1, 2 and 4 replicas share a power of two of equal parts evenly, and add them in the same pairs, bit for
     # bit. There are 32 at most, because the gradients of all parts are in memory until they are added.
     most = _SERIAL_PART_ROWS if config.whole_batches else PART_ROWS
