@@ -28,7 +28,7 @@ from tfrl.run import files, loop
 from tfrl.run.checkpoint import State, encode, with_prefix
 from tfrl.run.loop import Conclusion
 from tfrl.run.session import Session, tensorboard
-from tfrl.run.stop import NUM_VOTES, Stopped, stop_code
+from tfrl.run.stop import Stopped
 from tfrl.workers.data_parallel import DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
 from tfrl.workers.tf_config import TFConfig
@@ -89,16 +89,14 @@ class Classifier:
 
     # Training
 
-    def step(self, batch: Batch, learning_rate: float, votes: np.ndarray | None = None) -> tf.Tensor:
-        """One gradient step. Returns sums over all replicas, float32 [2 + NUM_VOTES + 1].
+    def step(self, batch: Batch, learning_rate: float) -> tf.Tensor:
+        """One gradient step. Returns its results of all replicas together, float32 [3].
 
-        They are the mean loss (without the penalty), the share of hits, the votes (float32 [NUM_VOTES] of
-        each worker) and the norm of the gradient. Reading them waits for the end of the step.
+        They are the mean loss (without the penalty), the share of hits, and the norm of the gradient. Reading
+        them waits for the end of the step.
         """
-        mine = np.zeros((self._runtime.local_replicas, NUM_VOTES), np.float32)
-        mine[0] = 0.0 if votes is None else votes
-        counts = np.full(len(mine), batch.count, np.float32)
-        parts = (batch.images, batch.labels, batch.weights, counts, mine)
+        counts = np.full(self._runtime.local_replicas, batch.count, np.float32)
+        parts = (batch.images, batch.labels, batch.weights, counts)
         rate = tf.constant(learning_rate, tf.float32)
         return self._runtime.first(self._step(*(self._runtime.per_replica(p) for p in parts), rate))
 
@@ -107,11 +105,10 @@ class Classifier:
         return self._runtime.strategy.run(self._step_on_replica, args=batch)
 
     def _step_on_replica(self, *batch: tf.Tensor) -> tf.Tensor:
-        images, labels, weights, count, votes, rate = batch
+        images, labels, weights, count, rate = batch
         rows = (images, labels, weights * (self._batch_size / count))  # a filled-up batch has fewer images
-        outcome = self._learning.gradient_step("step", rows, (), rate, gathered=tf.unstack(votes))
-        votes = [tf.reduce_sum(vote) for vote in outcome.gathered]
-        return tf.concat([outcome.means, votes, [outcome.norm]], axis=0)
+        outcome = self._learning.gradient_step("step", rows, (), rate)
+        return tf.concat([outcome.means, [outcome.norm]], axis=0)
 
     def _loss(self, weights: Weights, rows: tuple[tf.Tensor, ...], _shared: Any) -> Losses:
         """The loss of each image plus the penalty on the weights; rows are images, labels and weights."""
@@ -307,18 +304,18 @@ class ImageLearner(loop.Learner):
                 for epoch in itertools.count(epoch)
             )
             self._batches = self._share.batches(images, passes, start)
-        waiting, code = [], None  # sums of steps that may still be computed
-        ends = False
-        while not ends:
+        waiting, code, ends = [], None, False  # `waiting`: results of steps that may still be computed
+        while not ends and code is None:
             began = time.perf_counter()
             batch = next(self._batches)
             waited = time.perf_counter() - began
             rate = learning_rate(config.schedule, config.lr, session.step, self._num_steps, config.warmup)
-            waiting.append(self.classifier.step(batch, rate, session.stop.votes()))
+            waiting.append(self.classifier.step(batch, rate))
             session.step += 1
             session.advance_to(self.steps_done, steady=True)
             ends = self._ends_a_row(session.step)
-            # A step's sums are read after the next step has begun, so that the device always has work.
+            code = None if ends else session.stop_code()
+            # A step's results are read after the next step has begun, so that the device always has work.
             while len(waiting) > (0 if ends or code is not None else 1):
                 values = waiting.pop(0).numpy()
                 if not np.isfinite(values).all():
@@ -327,13 +324,10 @@ class ImageLearner(loop.Learner):
                         f"step {step}: the loss or its gradient is not a finite number; {session.kept()}. "
                         f"A lower --lr than {config.lr:g} or a longer --warmup may help."
                     )
-                loss, accuracy, *votes, norm = values
-                self._sums[:4] += loss, accuracy, norm, 1
-                wish = stop_code(votes)
-                code = code if wish is None else wish
+                self._sums[:4] += *values, 1  # loss, accuracy, norm
             self._sums[4:] += time.perf_counter() - began, waited
-            if code is not None and not ends:
-                raise Stopped(code)
+        if code is not None:
+            raise Stopped(code)
         return self._metrics(rate)
 
     def _metrics(self, rate: float) -> dict[str, float]:

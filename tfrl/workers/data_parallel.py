@@ -96,13 +96,11 @@ class Outcome(NamedTuple):
       means: the mean metrics of the whole batch, float32 [metrics], equal on every replica.
       norm: the norm of the summed gradient before clipping, float32 [], equal on every replica.
       errors: see `GradientStep.errors`: float32 [b] for this replica's rows, or [] for the largest error.
-      gathered: the scalars that `gradient_step` gathers from all replicas, float32 [replicas] each.
     """
 
     means: tf.Tensor
     norm: tf.Tensor
     errors: tf.Tensor
-    gathered: list[tf.Tensor]
 
 
 class DataParallel:
@@ -185,9 +183,7 @@ class DataParallel:
 
     # Gradient steps
 
-    def gradient_step(
-        self, name: str, rows: Any, shared: Any, scale: tf.Tensor, *, gathered: Sequence[tf.Tensor] = ()
-    ) -> Outcome:
+    def gradient_step(self, name: str, rows: Any, shared: Any, scale: tf.Tensor) -> Outcome:
         """Gradients of this replica's rows, one all-reduce, clipping, one step of the optimizer.
 
         Args:
@@ -196,24 +192,22 @@ class DataParallel:
             envs, or in another order that does not depend on the topology.
           shared: a nest of tensors that every part gets whole.
           scale: float32 [], multiplies the learning rates.
-          gathered: scalars float32 [] of this replica, which the same all-reduce gathers from all replicas.
         """
         step = self._steps[name]
         (gradients, sums), (errors, moved) = self._sums[name](rows, shared)
-        if step.errors == "largest":
-            gathered = (tf.reduce_max(errors), *gathered)
-        # The one all-reduce of the step.
         shares = [moved[vector][0] / self._runtime.replicas for vector in step.moved]
-        sums_of_all = sum_replicas([*gradients, *shares, sums, *map(one_hot_by_replica, gathered)])
-        gradients, sums_of_all = sums_of_all[: len(gradients)], sums_of_all[len(gradients) :]
-        for vector, mean in zip(step.moved, sums_of_all, strict=False):
-            self._variables[vector].assign(mean)
-        sums, *told = sums_of_all[len(step.moved) :]
+        largest = [one_hot_by_replica(tf.reduce_max(errors))] if step.errors == "largest" else []
+        # The one all-reduce of the step.
+        of_all = iter(sum_replicas([*gradients, *shares, sums, *largest]))
+        gradients = [next(of_all) for _ in gradients]
+        for vector in step.moved:
+            self._variables[vector].assign(next(of_all))
+        sums = next(of_all)
         if step.errors == "largest":
-            errors = tf.reduce_max(told.pop(0))
+            errors = tf.reduce_max(next(of_all))
         elif step.errors == "rows":
             errors = tf.reshape(errors, [-1])
-        return Outcome(sums, self.apply(name, gradients, scale), errors, told)
+        return Outcome(sums, self.apply(name, gradients, scale), errors)
 
     def apply(self, name: str, gradients: Sequence[tf.Tensor], scale: tf.Tensor) -> tf.Tensor:
         """Clips summed gradients, and takes the optimizer's step. Returns the norm before clipping, float32
