@@ -334,6 +334,7 @@ class ImageLearner(loop.Learner):
         """Means of the steps since the last row. Begins a new row."""
         loss, accuracy, norm, steps, seconds, waited = self._sums.tolist()
         self._sums[:] = 0.0
+        images = self.steps_done - self._images_after(self._session.step - int(steps))
         self._session.seconds += seconds
         self._session.watchdog.measured(seconds / steps)
         return {
@@ -342,7 +343,7 @@ class ImageLearner(loop.Learner):
             "train/loss": loss / steps,
             "train/accuracy": accuracy / steps,
             "train/grad_norm": norm / steps,
-            "time/images_per_second": steps * self._config.batch_size / seconds,
+            "time/images_per_second": images / seconds,
             "time/input_wait_fraction": waited / seconds,
         }
 

@@ -38,7 +38,8 @@ _CAPTIONS = {
     "final_scores": (
         "Final scores on unseen levels",
         "Normalised as (return - min) / (max - min) with the ranges of Cobbe et al. 2020. Intervals are "
-        "percentile bootstraps that draw runs anew within each game (Agarwal et al. 2021). "
+        "percentile bootstraps that draw runs anew within each game (Agarwal et al. 2021); for few runs "
+        "they are too narrow. "
         "IQM: the mean of the middle half of all runs.",
     ),
     "training": (

@@ -1,10 +1,13 @@
 """Supervised training: the same on any topology, exact resume, exports, and torsos for PPO."""
 
+import csv
 import dataclasses
 import io
+import itertools
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -208,6 +211,15 @@ def test_a_stopped_run_goes_on_exactly(folder, finished, stop_at, exit_code):
     assert len(results["resumed_at"]) == 1
     rows = [line.split(",")[0] for line in (folder / name / "progress.csv").read_text().splitlines()]
     assert rows == [line.split(",")[0] for line in (finished[0] / "progress.csv").read_text().splitlines()]
+
+
+def test_the_speed_counts_no_images_that_fill_up_the_last_batch(folder, monkeypatch):
+    ticks = itertools.count()  # two in each step
+    monkeypatch.setattr(learner, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    run(folder, "ticks", epochs=1)
+    rows = list(csv.DictReader((folder / "ticks" / "progress.csv").read_text().splitlines()))
+    assert [row["images"] for row in rows] == ["32", "48", "64", "72"]
+    assert [float(row["time/images_per_second"]) for row in rows] == [8, 8, 8, 4]
 
 
 def test_a_complete_run_does_nothing(finished):
