@@ -134,7 +134,7 @@ class Network(Torso, EnvSettings):
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class OptimizerSettings:
     """The optimizer."""
 
     optimizer: Literal["adam", "nadam", "rmsprop", "sgd"] = "adam"
@@ -272,7 +272,7 @@ class Run(settings.Run):
 
 
 @dataclass(frozen=True)
-class Learning(Optimizer):
+class Learning(OptimizerSettings):
     """The hyperparameters of every algorithm."""
 
     num_envs: Annotated[int, ENVS] = 1
