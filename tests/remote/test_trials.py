@@ -175,8 +175,10 @@ def test_a_trial_that_a_callback_stopped_has_the_value_of_its_last_evaluation(tm
     (run / "progress.csv").write_text(f"env_steps,{METRIC}\n100,1.0\n200,\n")
     (run / "results.json").write_text('{"env_steps": 200, "eval": {"test": {"return": 8.0}}}')
     assert [row.value for row in rows_with(run, METRIC)] == [1.0, 8.0]
-    (run / "progress.csv").write_text(f"env_steps,{METRIC}\n100,1.0\n200,8.5\n")
-    assert [row.value for row in rows_with(run, METRIC)] == [1.0, 8.5]
+    (run / "progress.csv").write_text(f"env_steps,{METRIC}\n100,1.0\n200,8.0\n")
+    assert [row.value for row in rows_with(run, METRIC)] == [1.0, 8.0], "once"
+    (run / "progress.csv").write_text(f"env_steps,{METRIC}\n100,1.0\n200,\n300,\n")
+    assert [row.value for row in rows_with(run, METRIC)] == [1.0], "the results are older than the rows"
 
 
 def test_a_paused_trial_continues_once_its_earlier_process_has_saved(make, tmp_path):

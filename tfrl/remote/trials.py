@@ -536,15 +536,7 @@ def _reason(code: int, words: str) -> str:
 
 
 def rows_with(run: Path, metric: str) -> list[Row]:
-    """The complete rows of a run's progress.csv that have a number for the metric.
-
-    The last evaluation of a run that a callback stopped is in results.json only.
-    """
-    progress = runs.read_progress(run / PROGRESS_FILE)
-    pairs = zip(progress[runs.STEPS], progress.get(metric, ()), strict=False)
-    rows = [Row(int(env_steps), float(value)) for env_steps, value in pairs if math.isfinite(value)]
-    results, (of, _, name) = read_json(run / RESULTS_FILE) or {}, metric.partition("/")
-    scores, ended = results.get("eval", {}).get(of.removeprefix("eval_")), results.get("env_steps", 0)
-    if isinstance(scores, dict) and name in scores and (not rows or rows[-1].env_steps < ended):
-        rows.append(Row(ended, scores[name]))
-    return rows
+    """The points of a run's metric, as `tfrl.reporting.runs.points` gives them."""
+    progress, results = runs.read_progress(run / PROGRESS_FILE), read_json(run / RESULTS_FILE)
+    found = zip(*runs.points(progress, results, metric), strict=True)
+    return [Row(int(env_steps), float(value)) for env_steps, value in found]

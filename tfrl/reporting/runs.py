@@ -57,12 +57,8 @@ class Run:
         return int(steps[-1]) if steps.size else 0
 
     def points(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-        """Env steps and numbers of a column, both [P]."""
-        steps, values = self.progress[STEPS], self.progress.get(column)
-        if values is None:
-            return np.zeros(0), np.zeros(0)
-        known = np.isfinite(values)
-        return steps[known], values[known]
+        """Env steps and numbers of a column, as the function `points` gives them."""
+        return points(self.progress, self.results, column)
 
     @property
     def is_done(self) -> bool:
@@ -103,16 +99,7 @@ class Run:
 
     def evaluations(self, level_set: str) -> tuple[np.ndarray, np.ndarray]:
         """Env steps and mean returns of the evaluations on a level set, both float64 [P]."""
-        steps, values = self.points(f"eval_{level_set}/return")
-        score: Any = self.results or {}
-        at = float(score.get("env_steps", 0))
-        for key in ("eval", level_set, "return"):
-            score = score.get(key) if isinstance(score, dict) else None
-        if not isinstance(score, int | float):
-            return steps, values
-        # The last evaluation is in results.json, perhaps without a row.
-        before = steps < at
-        return np.append(steps[before], at), np.append(values[before], float(score))
+        return self.points(f"eval_{level_set}/return")
 
     def training_return(self, env_steps: float) -> float:
         """Mean return of the last 100 training episodes at the last update up to `env_steps`, or NaN."""
@@ -134,6 +121,26 @@ class Run:
         """A return of this run's env as a normalised score; NaN without a published range."""
         score = normalized_return(self.config.env, self.config.distribution_mode, value)
         return float("nan") if score is None else score
+
+
+def points(
+    progress: Mapping[str, np.ndarray], results: Mapping[str, Any] | None, column: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Env steps and numbers of a column of progress.csv, both float64 [P].
+
+    The last evaluation of a run that a callback stopped is in results.json only.
+    """
+    every = progress[STEPS]
+    values = progress.get(column, np.full_like(every, np.nan))
+    steps, values = every[np.isfinite(values)], values[np.isfinite(values)]
+    (of, _, name), found = column.partition("/"), results or {}
+    ended, scores = found.get("env_steps", -1), found.get("eval", {})
+    score = scores.get(of.removeprefix("eval_")) if isinstance(scores, dict) else None
+    last = score.get(name) if isinstance(score, dict) else None
+    if not isinstance(last, int | float) or any(every > ended):  # older results
+        return steps, values
+    before = steps < ended
+    return np.append(steps[before], ended), np.append(values[before], last)
 
 
 def load(path: Path) -> Run:
