@@ -57,7 +57,7 @@ MUTANTS = (
     Mutant("V-trace: rho is not clipped", _RETURNS, "tf.minimum(ratios, rho_bar), lam", "ratios, lam", _TEST_RETURNS),
     Mutant("V-trace: a gradient flows", _RETURNS, "tf.stop_gradient(x) for x", "x for x", _TEST_RETURNS),
     Mutant("PPO: the larger of both surrogates", _LOSSES, "-tf.minimum(ratio * advantage", "-tf.maximum(ratio * advantage", _TEST_LOSSES),
-    Mutant("PPO: the value's clip takes the smaller error", _LOSSES, "tf.maximum(error(value, target)", "tf.minimum(error(value, target)", _TEST_LOSSES),
+    Mutant("PPO: the value's clip takes the smaller error", _LOSSES, "tf.maximum(value_error(value, target)", "tf.minimum(value_error(value, target)", _TEST_LOSSES),
     Mutant("policy gradient: the advantage has a gradient", _LOSSES, "log_prob * tf.stop_gradient(advantage)", "log_prob * advantage", _TEST_LOSSES),
     Mutant("PPG: the KL the wrong way round", "tfrl/algorithms/ppg.py", "losses.categorical_kl(old_logits, logits)", "losses.categorical_kl(logits, old_logits)", "tests/agents/test_ppg.py"),
     Mutant("DrAC: the true side moves, too", "tfrl/algorithms/drac.py", "value_error(augmented_values, tf.stop_gradient(values))", "value_error(augmented_values, values)", "tests/agents/test_drac.py"),
