@@ -97,8 +97,8 @@ def test_a_forbidden_action_has_probability_0_and_no_gradient(spec):
         noise, [[1]], [[np.nextafter(np.float32(1), np.float32(0))] * policy.noise_size]
     )
     with tf.GradientTape() as tape:
-        shut = tf.where(allowed, logits, FORBIDDEN)
-        drawn = policy(shut)
+        masked = tf.where(allowed, logits, FORBIDDEN)
+        drawn = policy(masked)
         actions = drawn.sample(noise)
         loss = tf.reduce_sum(drawn.log_prob(actions) * 3.0 - drawn.entropy())
     gradient = tape.gradient(loss, logits).numpy()
@@ -113,10 +113,10 @@ def test_a_forbidden_action_has_probability_0_and_no_gradient(spec):
         found -= (p * np.log(p, where=p > 0, out=np.zeros_like(p))).sum(axis=1)
         begins += count
     np.testing.assert_allclose(drawn.entropy().numpy(), found, rtol=1e-5)
-    np.testing.assert_array_equal(policy.act(shut.numpy(), noise.numpy()), actions)
-    np.testing.assert_array_equal(policy.act_greedily(shut.numpy()), drawn.mode())
+    np.testing.assert_array_equal(policy.act(masked.numpy(), noise.numpy()), actions)
+    np.testing.assert_array_equal(policy.act_greedily(masked.numpy()), drawn.mode())
     np.testing.assert_allclose(
-        policy.log_probs_of(shut.numpy(), actions.numpy()), drawn.log_prob(actions), rtol=1e-5
+        policy.log_probs_of(masked.numpy(), actions.numpy()), drawn.log_prob(actions), rtol=1e-5
     )
 
 

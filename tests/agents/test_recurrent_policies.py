@@ -36,7 +36,7 @@ def sharpened(learner):
             arrays[name] = array + 0.3 * generator.normal(size=array.shape).astype(np.float32)
     for name, vector in agent.network.join(arrays).items():
         agent.learning.assign(name, vector)
-    agent.acting.forget()
+    agent.acting.forget_weights()
     return learner
 
 

@@ -88,7 +88,7 @@ def test_rounds_are_collected_with_weights_that_are_lag_iterations_old(learner, 
         acted = slow.agent.network.join(weights[max(0, iteration - lag)])
         for name in slow.agent.network.acting:
             slow.agent.learning.assign(name, acted[name])
-        slow.agent.acting.forget()
+        slow.agent.acting.forget_weights()
         acting = slow.agent.acting
         expected = slow.envs.steps(acting.explore, acting.draw(iteration, range(4)))
         steps = one._rollout.steps()

@@ -67,12 +67,13 @@ class ActingNetwork:
         """True if NumPy also acts in the training envs."""
         return self.numpy_can_act and self._config.num_envs <= _MOST_ENVS
 
-    def forget(self) -> None:
+    def forget_weights(self) -> None:
         """Drops the cached NumPy weights, because the weights change."""
         self._array_pass = None
 
-    def keep(self) -> Callable[[np.ndarray], np.ndarray]:
-        """Acts in NumPy with the present weights until `use` or `forget`, also while they change.
+    def keep_weights(self) -> Callable[[np.ndarray], np.ndarray]:
+        """Acts in NumPy with the present weights until the next call of `use_weights` or `forget_weights`,
+        also while they change.
 
         Returns the function that `array_pass` calls.
         """
@@ -80,7 +81,7 @@ class ActingNetwork:
             self._array_pass = self.network.array_pass(self.vectors())
         return self._array_pass
 
-    def use(self, vectors: Mapping[str, np.ndarray]) -> None:
+    def use_weights(self, vectors: Mapping[str, np.ndarray]) -> None:
         """Acts in NumPy with these weight vectors, which must be the present ones."""
         self._array_pass = self.network.array_pass(vectors)
 
@@ -90,7 +91,7 @@ class ActingNetwork:
 
     def array_pass(self, observations: np.ndarray) -> np.ndarray:
         """The first output of the network, float32 [B, P], computed in NumPy with the present weights."""
-        return self.keep()(observations)
+        return self.keep_weights()(observations)
 
     def choose(
         self, observations: np.ndarray, noise: np.ndarray | None = None, memory: np.ndarray | None = None
@@ -278,7 +279,7 @@ class Behavior:
         vectors = self.acting.network.join(weights)
         for name, variable in self._variables.items():
             variable.assign(vectors[name])
-        self.acting.forget()
+        self.acting.forget_weights()
 
 
 class Actor(Behavior):

@@ -228,7 +228,7 @@ class ActorCriticAgent(Agent):
         """
         vector = self.network.functions["observations"].join({"mean": mean, "scale": scale})
         self.learning.assign("observations", vector)
-        self.acting.forget()
+        self.acting.forget_weights()
 
 
 def flat(x: tf.Tensor) -> tf.Tensor:

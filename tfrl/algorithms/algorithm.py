@@ -104,7 +104,7 @@ class Agent:
           ValueError, KeyError: they belong to another network.
         """
         self.learning.set_state({**under(AGENT_PREFIX, state), **self.network.join(weights_of(state))})
-        self.acting.forget()
+        self.acting.forget_weights()
 
 
 def check_finite(values: Iterable[tuple[str, float]], where: str = "") -> None:

@@ -186,16 +186,16 @@ class DQNAgent(ReplayAgent):
     target_networks = ("q",)
 
     def make_steps(self) -> dict[str, GradientStep]:
-        """One."""
+        """One gradient step, of the Q-network."""
         rates, metrics = (self._config.lr,), ("q_loss", "q_mean")
         return {"q": self.make_step(("q",), self._loss, metrics, rates=rates)}
 
     def _loss(self, weights: Weights, rows: Rows) -> Losses:
         config, q_of = self._config, self.network.functions["q"]
-        following, shut = rows["next_observation"], self.network.entrance.shut
-        next_q = shut(following, q_of(weights[TARGET + "q"], following))
+        following, mask = rows["next_observation"], self.network.entrance.mask
+        next_q = mask(following, q_of(weights[TARGET + "q"], following))
         if config.double:
-            online = shut(following, q_of(weights["q"], following))
+            online = mask(following, q_of(weights["q"], following))
             target = q_learning.double_q_learning_target(rows["reward"], rows["discount"], next_q, online)
         else:
             target = q_learning.q_learning_target(rows["reward"], rows["discount"], next_q)

@@ -220,7 +220,7 @@ class ImpalaAgent(ActorCriticAgent):
         """Takes the gradient steps of one rollout, each from other envs; as `ActorCriticAgent.update`."""
         config = self._config
         scale = learning_rate(config.lr_schedule, 1.0, number, config.num_updates)
-        self.acting.forget()
+        self.acting.forget_weights()
         arrays = Batch(
             rollout.observations,
             rollout.actions,

@@ -249,7 +249,7 @@ class PPGAgent(PPOAgent):
         Returns:
           The metrics of `AUXILIARY`, float32 [4], equal on every worker; they may be NaN.
         """
-        self.acting.forget()
+        self.acting.forget_weights()
         batch = (self._runtime.per_replica(x) for x in (observations, targets, old_logits, *memory))
         return self._runtime.first(self._auxiliary_steps(*batch)).numpy()
 

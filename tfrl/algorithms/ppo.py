@@ -424,7 +424,7 @@ class PPOAgent(ActorCriticAgent):
         """Takes the gradient steps of all epochs and minibatches; as `ActorCriticAgent.update`."""
         config, per_replica = self._config, self._runtime.per_replica
         scale = learning_rate(config.lr_schedule, 1.0, number, config.num_updates)
-        self.acting.forget()
+        self.acting.forget_weights()
         log_probs, acted_values = rollout.extras["log_prob"], rollout.extras["value"]
         samples = Samples(
             observations=per_replica(rollout.observations[:, : config.num_steps]),

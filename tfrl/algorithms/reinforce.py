@@ -253,7 +253,7 @@ class ReinforceAgent(Agent):
         found = dict(zip(_SUMS, sums.tolist(), strict=True)) | {"grad_norm": norm}
         check_finite(found.items())
         self._apply(gradient)
-        self.acting.forget()
+        self.acting.forget_weights()
         found |= {"learning_rate": config.lr, "first_ratio_error": error}
         return {f"train/{name}": value for name, value in found.items()}
 

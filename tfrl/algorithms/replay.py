@@ -453,7 +453,7 @@ class ReplayAgent(Agent):
             # A run has one trace, and TensorFlow's own search for it takes longer than a small network.
             self._traced_steps = self._compiled_steps.get_concrete_function(*arguments)
         if self._numpy_acts_meanwhile:
-            self.acting.keep()
+            self.acting.keep_weights()
         done, sums, errors, vectors = self._traced_steps(*arguments)
         if not self._numpy_acts_meanwhile:
             self._act_with(vectors)
@@ -471,9 +471,9 @@ class ReplayAgent(Agent):
     def _act_with(self, vectors: Weights) -> None:
         """Acts with the new weights; `vectors` are of `_vectors_to_act`."""
         if self.acting.numpy_acts:
-            self.acting.use({name: vector.numpy() for name, vector in vectors.items()})
+            self.acting.use_weights({name: vector.numpy() for name, vector in vectors.items()})
         else:
-            self.acting.forget()
+            self.acting.forget_weights()
 
     def progress(self, env_steps: int) -> dict[str, float]:
         """The metrics that depend only on the number of env steps: the learning rate."""

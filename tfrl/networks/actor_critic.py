@@ -175,7 +175,7 @@ class ActorCritic(Network):
         """
         actor_features, critic_features, *state = self.both_features(weights, observations, memory)
         functions = self.functions
-        parameters = self.entrance.shut(observations, functions["actor"](weights["actor"], actor_features))
+        parameters = self.entrance.mask(observations, functions["actor"](weights["actor"], actor_features))
         return parameters, functions["critic"](weights["critic"], critic_features)[:, 0], *state
 
     def both_features(
@@ -264,7 +264,7 @@ class ActorCritic(Network):
             outputs = of_head(observations)
             if len(free):
                 outputs = np.concatenate([outputs, np.broadcast_to(free, (len(outputs), len(free)))], axis=1)
-            return self.entrance.shut_arrays(observations, outputs)
+            return self.entrance.mask_arrays(observations, outputs)
 
         return parameters
 
@@ -344,4 +344,4 @@ class PhasicActorCritic(ActorCritic):
         if "auxiliary" in weights:
             auxiliary = self.functions["auxiliary"](weights["auxiliary"], features)[:, 0]
         parameters = self.functions["actor"](weights["actor"], features)
-        return self.entrance.shut(observations, parameters), values, auxiliary, *state
+        return self.entrance.mask(observations, parameters), values, auxiliary, *state

@@ -142,7 +142,7 @@ class ActorAlone(Network):
             parameters = self._thinned(weights, observations, stays / (1.0 - self._dropout))
         else:
             parameters = self.functions["actor"](weights, observations)
-        return self.entrance.shut(observations, parameters)
+        return self.entrance.mask(observations, parameters)
 
 
 class Dueling(keras.layers.Layer):

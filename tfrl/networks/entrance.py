@@ -86,14 +86,14 @@ class Entrance:
             found.append(array)
         return tf.concat(found, axis=1)
 
-    def shut(self, observations: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    def mask(self, observations: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         """Outputs float32 [B, A], one for each action, with FORBIDDEN for forbidden actions."""
         if not self.spec.num_actions:
             return outputs
         return tf.where(self._of_kind(observations, MASK) != 0, outputs, FORBIDDEN)
 
-    def shut_arrays(self, observations: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """The same as `shut` in NumPy."""
+    def mask_arrays(self, observations: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """The same as `mask` in NumPy."""
         allowed = self.spec.allowed(observations)
         return outputs if allowed is None else np.where(allowed, outputs, FORBIDDEN)
 

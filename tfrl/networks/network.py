@@ -285,7 +285,7 @@ class Network:
     def outputs(self, weights: Weights, observations: tf.Tensor) -> Sequence[tf.Tensor]:
         """The outputs that decide actions, [B, ...] each, for observations [B, *shape]."""
         (name,) = self.acting
-        return [self.entrance.shut(observations, self.functions[name](weights[name], observations))]
+        return [self.entrance.mask(observations, self.functions[name](weights[name], observations))]
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The random numbers of one env's actions, float32 [steps, K]."""
@@ -346,8 +346,8 @@ class Network:
         """Returns the first output, float32 [B, P], computed in NumPy with these weights."""
         (name,) = self.acting
         layers = self.functions[name].dense_layers(vectors[name])
-        seen, shut = self.entrance.spec.vectors, self.entrance.shut_arrays
-        return lambda observations: shut(observations, dense_outputs(seen(observations), layers))
+        seen, mask = self.entrance.spec.vectors, self.entrance.mask_arrays
+        return lambda observations: mask(observations, dense_outputs(seen(observations), layers))
 
     def act(self, outputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """The actions of `sample` in NumPy, from outputs float32 [B, P]."""
