@@ -28,7 +28,7 @@ from tfrl.run import files, loop
 from tfrl.run.checkpoint import State, encode, with_prefix
 from tfrl.run.loop import Conclusion
 from tfrl.run.session import Session, tensorboard
-from tfrl.run.stop import Stopped
+from tfrl.run.stop import NUM_VOTES, Stopped, stop_code
 from tfrl.workers.data_parallel import DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
 from tfrl.workers.tf_config import TFConfig
@@ -36,6 +36,7 @@ from tfrl.workers.tf_config import TFConfig
 KERAS_FILE = "model.keras"
 SAVED_MODEL = "saved_model"
 _SUMS = 6  # loss, accuracy, gradient norm, steps, seconds, seconds of waiting for images
+_VOTES = tuple(f"vote_{k}" for k in range(NUM_VOTES))
 
 
 def train(config: Config, cluster: TFConfig | None) -> int:
@@ -71,7 +72,7 @@ class Classifier:
             learned=("network",),
             rates=(1.0,),  # the schedule's rate scales it
             loss=self._loss,
-            metrics=("loss", "accuracy"),
+            metrics=("loss", "accuracy", *_VOTES),
             optimizer=SGD(0.9) if config.optimizer == "sgd" else Adam(1e-7, uncorrected_epsilon=True),
             batch_size=config.batch_size,
             # The statistics of a part would differ from those of the batch.
@@ -89,14 +90,16 @@ class Classifier:
 
     # Training
 
-    def step(self, batch: Batch, learning_rate: float) -> tf.Tensor:
-        """One gradient step. Returns its results of all replicas together, float32 [3].
+    def step(self, batch: Batch, learning_rate: float, votes: np.ndarray | None = None) -> tf.Tensor:
+        """One gradient step. Returns its results of all replicas together, float32 [2 + NUM_VOTES + 1].
 
-        They are the mean loss (without the penalty), the share of hits, and the norm of the gradient. Reading
-        them waits for the end of the step.
+        They are the mean loss (without the penalty), the share of hits, the mean votes (of this worker:
+        float32 [NUM_VOTES]), and the norm of the gradient. Reading them waits for the end of the step.
         """
         counts = np.full(self._runtime.local_replicas, batch.count, np.float32)
-        parts = (batch.images, batch.labels, batch.weights, counts)
+        mine = np.zeros((*batch.labels.shape, NUM_VOTES), np.float32)
+        mine[:] = 0.0 if votes is None else votes  # as metrics of the images: no all-reduce of their own
+        parts = (batch.images, batch.labels, batch.weights, mine, counts)
         rate = tf.constant(learning_rate, tf.float32)
         return self._runtime.first(self._step(*(self._runtime.per_replica(p) for p in parts), rate))
 
@@ -105,14 +108,18 @@ class Classifier:
         return self._runtime.strategy.run(self._step_on_replica, args=batch)
 
     def _step_on_replica(self, *batch: tf.Tensor) -> tf.Tensor:
-        images, labels, weights, count, rate = batch
-        rows = (images, labels, weights * (self._batch_size / count))  # a filled-up batch has fewer images
+        images, labels, weights, votes, count, rate = batch
+        weights *= self._batch_size / count  # a filled-up batch has fewer images
+        rows = (images, labels, weights, votes)
         outcome = self._learning.gradient_step("step", rows, (), rate)
         return tf.concat([outcome.means, [outcome.norm]], axis=0)
 
     def _loss(self, weights: Weights, rows: tuple[tf.Tensor, ...], _shared: Any) -> Losses:
-        """The loss of each image plus the penalty on the weights; rows are images, labels and weights."""
-        images, labels, shares = rows
+        """The loss of each image plus the penalty on the weights.
+
+        Rows are images, labels, weights and votes.
+        """
+        images, labels, shares, votes = rows
         logits, state, penalties = self._logits.stateless_call(
             *self._arrays(weights), images, training=True, return_losses=True
         )
@@ -120,7 +127,12 @@ class Classifier:
         hits = shares * _hits(labels, logits)
         penalty = tf.add_n(penalties) if penalties else 0.0
         moved = {name: self._packings[name].vector(state) for name in self._packings if name != "network"}
-        return Losses(losses + penalty, {"loss": losses, "accuracy": hits}, moved=moved)
+        metrics = {
+            "loss": losses,
+            "accuracy": hits,
+            **dict(zip(_VOTES, tf.unstack(votes, axis=1), strict=True)),
+        }
+        return Losses(losses + penalty, metrics, moved=moved)
 
     def _arrays(self, weights: Weights) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """The trained arrays and the statistics."""
@@ -310,11 +322,10 @@ class ImageLearner(loop.Learner):
             batch = next(self._batches)
             waited = time.perf_counter() - began
             rate = learning_rate(config.schedule, config.lr, session.step, self._num_steps, config.warmup)
-            waiting.append(self.classifier.step(batch, rate))
+            waiting.append(self.classifier.step(batch, rate, session.stop.votes()))
             session.step += 1
             session.advance_to(self.steps_done, steady=True)
             ends = self._ends_a_row(session.step)
-            code = None if ends else session.stop_code()
             # A step's results are read after the next step has begun, so that the device always has work.
             while len(waiting) > (0 if ends or code is not None else 1):
                 values = waiting.pop(0).numpy()
@@ -324,9 +335,12 @@ class ImageLearner(loop.Learner):
                         f"step {step}: the loss or its gradient is not a finite number; {session.kept()}. "
                         f"A lower --lr than {config.lr:g} or a longer --warmup may help."
                     )
-                self._sums[:4] += *values, 1  # loss, accuracy, norm
+                loss, accuracy, *votes, norm = values
+                self._sums[:4] += loss, accuracy, norm, 1
+                wish = stop_code(votes)
+                code = code if wish is None else wish
             self._sums[4:] += time.perf_counter() - began, waited
-        if code is not None:
+        if code is not None and not ends:
             raise Stopped(code)
         return self._metrics(rate)
 

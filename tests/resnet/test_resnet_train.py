@@ -164,7 +164,8 @@ def test_batch_normalization_keeps_the_same_statistics_on_all_replicas():
 def test_hits_and_loss_are_summed_over_replicas():
     made = make_learner(2)
     batch = next(Share(16, replicas=2).batches(DATA.train, [Pass(np.arange(72))]))
-    sums = made.step(batch, 0.0).numpy()
+    sums = made.step(batch, 0.0, np.array([0, 1, 0], np.float32)).numpy()
+    assert sums[2:5].tolist() == [0, 1, 0]
     images = batch.images.reshape(16, *DATA.image_shape)  # of both replicas
     right = made.model(images).numpy().argmax(1) == batch.labels.reshape(16)
     assert sums[1] == right.mean() and sums[0] == pytest.approx(np.log(CLASSES), rel=0.5)

@@ -274,13 +274,9 @@ class Session:
 
     def raise_if_stopped(self) -> None:
         """Raises Stopped on all workers if any of them was told to stop. A collective, and a barrier."""
-        code = self.stop_code()
+        code = stop_code(self.runtime.sum_over_workers(self.stop.votes()))
         if code is not None:
             raise Stopped(code)
-
-    def stop_code(self) -> int | None:
-        """The exit code of all workers if any of them was told to stop, else None. A collective."""
-        return stop_code(self.runtime.sum_over_workers(self.stop.votes()))
 
     def raise_if_stopped_here(self) -> None:
         """Raises Stopped if this worker was told to stop, on this worker alone. Use it inside `together`."""

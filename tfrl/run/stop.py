@@ -20,10 +20,11 @@ from tfrl.cli.endings import end_at_once
 from tfrl.cli.signals import STOP_CODES
 
 _CODES = (143, 130, 0)  # SIGTERM or SIGHUP, Ctrl-C, the file
+NUM_VOTES = len(_CODES)
 
 
 def stop_code(votes: Sequence[float] | np.ndarray) -> int | None:
-    """The exit code of all workers from the sum of their votes [3]; None: go on."""
+    """The exit code of all workers from the sum of their votes [NUM_VOTES]; None: go on."""
     return next((code for code, count in zip(_CODES, votes, strict=True) if count > 0), None)
 
 
@@ -127,7 +128,7 @@ class StopRequest:
             self._stop_file.unlink(missing_ok=True)
 
     def votes(self) -> np.ndarray:
-        """This worker's vote, float32 [3]: 1 at the code of its request to stop, otherwise 0."""
+        """This worker's vote, float32 [NUM_VOTES]: 1 for its request to stop, otherwise 0."""
         wanted = self.signalled or self._stop_file.is_file()
         return np.array([wanted and self.exit_code == code for code in _CODES], np.float32)
 
