@@ -93,12 +93,12 @@ class Classifier:
     def step(self, batch: Batch, learning_rate: float, votes: np.ndarray | None = None) -> tf.Tensor:
         """One gradient step. Returns its results of all replicas together, float32 [2 + NUM_VOTES + 1].
 
-        They are the mean loss (without the penalty), the share of hits, the mean votes (of this worker:
-        float32 [NUM_VOTES]), and the norm of the gradient. Reading them waits for the end of the step.
+        They are the mean loss (without the penalty), the share of hits, the mean of the workers' `votes`
+        (float32 [NUM_VOTES]), and the norm of the gradient. Reading them waits for the end of the step.
         """
         counts = np.full(self._runtime.local_replicas, batch.count, np.float32)
         mine = np.zeros((*batch.labels.shape, NUM_VOTES), np.float32)
-        mine[:] = 0.0 if votes is None else votes  # as metrics of the images: no all-reduce of their own
+        mine[:] = 0.0 if votes is None else votes  # a metric of each image
         parts = (batch.images, batch.labels, batch.weights, mine, counts)
         rate = tf.constant(learning_rate, tf.float32)
         return self._runtime.first(self._step(*(self._runtime.per_replica(p) for p in parts), rate))

@@ -275,7 +275,7 @@ class DataParallel:
                 )
             if step.errors and errors is None:
                 raise UserError(f"the Losses of {' and '.join(step.learned)} need `errors`, [n].")
-            # Divided by the rows of the global batch, because gradients are summed over replicas.
+            # Divided by the size of the whole batch, because gradients are summed over replicas.
             loss = tf.reduce_sum(losses) / step.batch_size
         gradients = tape.gradient(loss, learned)
         sums = tf.reduce_sum(tf.stack([metrics[name] for name in step.metrics]), axis=1) / step.batch_size
