@@ -47,13 +47,13 @@ def _best(
     """Env steps a second from functions that take a batch size and do one call on it."""
     share = seconds / (len(_FORWARD_BATCHES) + len(gradient_batches))
     best = [
-        min(_seconds(partial(function, batch), share) / batch for batch in batches)
+        min(seconds_of(partial(function, batch), share) / batch for batch in batches)
         for function, batches in ((forward, _FORWARD_BATCHES), (gradient, gradient_batches))
     ]
     return 1.0 / (each.forwards * best[0] + each.gradients * best[1])
 
 
-def _seconds(function: Callable[[], Any], seconds: float) -> float:
+def seconds_of(function: Callable[[], Any], seconds: float) -> float:
     """What a call takes, the median of as many as fit into `seconds`."""
     function()  # tracing, memory
     times, end = [], time.perf_counter() + seconds
