@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import floors
+from tfrl.workers.strategy import set_up_tensorflow
 
 _MEGABYTE = 2**20
 _GROUP, _ROLLOUT, _ACTING_CALLS = 32, 16384, 512  # procgen's default: envs that act together, samples, calls
@@ -102,6 +103,7 @@ def network(precision: str, seconds: float, acting: int, minibatch: int) -> dict
     import keras
     import tensorflow as tf
 
+    set_up_tensorflow()
     rows = acting, minibatch
     found = {"keras": plain_floor(precision, seconds, *rows)}
     keras.mixed_precision.set_global_policy("float32")
@@ -172,6 +174,7 @@ def gradients(rows: int) -> dict[str, float]:
     """
     import tensorflow as tf
 
+    set_up_tensorflow()
     frames, found = tf.constant(floors.frames(rows)), {}
     for precision in ("float32", "bfloat16"):
         _, own = floors.build(precision)

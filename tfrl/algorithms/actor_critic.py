@@ -17,7 +17,7 @@ from tfrl.config.run import ENVS, Network, ScheduledLearning
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.networks.weights import torso_vectors
-from tfrl.ops.graph import compiled, tf
+from tfrl.ops.graph import compiled, graph, tf
 from tfrl.workers.data_parallel import DataParallel, GradientStep
 from tfrl.workers.strategy import Runtime
 
@@ -111,6 +111,8 @@ class ActorCriticAgent(Agent):
         )
         on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once
         self._forward = self.network.forward_pass(on_gpu=on_gpu, at_once=at_once)
+        if on_gpu:  # the launches of its hundred kernels take most of the time (docs/notebook/gpu.md)
+            self._forward = graph(self._forward, jit_compile=True)
         at_once *= runtime.local_replicas
         part_rows = _VALUE_ROWS if config.has_one_topology else None
         self._value_pass = self.network.value_pass(on_gpu=on_gpu, at_once=at_once, part_rows=part_rows)

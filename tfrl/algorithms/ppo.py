@@ -373,7 +373,8 @@ class PPOAgent(ActorCriticAgent):
         self._compiled_steps = tf.function(
             self._take_steps, jit_compile=config.has_one_topology and runtime.is_one_cpu
         )
-        self._gae = graph(returns.gae, jit_compile=True) if self.uses_xla else returns.gae
+        compiles = self.uses_xla or runtime.uses_gpu  # on a GPU each step of the scan would launch kernels
+        self._gae = graph(returns.gae, jit_compile=True) if compiles else returns.gae
 
     @property
     def uses_xla(self) -> bool:

@@ -200,6 +200,8 @@ def make_envs(
         on_ray = RayCollector(config, env_spec(config), session, replicas=replicas)
         return on_ray, Prefetch(config, on_ray)
     in_turn = isinstance(config, BufferSettings) and not config.is_ahead
+    # On a GPU, a call for half of the envs takes as long as one for all of them (docs/notebook/gpu.md).
+    in_halves = not in_turn and not session.runtime.uses_gpu
     try:
         collector = Collector(
             config,
@@ -207,7 +209,7 @@ def make_envs(
             session.runtime.local_envs(config.num_envs),
             replicas=replicas,
             rollouts=config.rollouts_held,
-            in_halves=not in_turn,
+            in_halves=in_halves,
         )
     except ValueError as error:  # the first env could be made, and another one not
         raise UserError(f"{str(error).rstrip('.')}.") from error

@@ -155,7 +155,8 @@ def set_up_tensorflow() -> None:
     # By default GPUs from Ampere on round the inputs of float32 convolutions to ten bits.
     tf.config.experimental.enable_tensor_float_32_execution(False)
     for gpu in tf.config.list_physical_devices("GPU"):  # an evaluation may share one
-        tf.config.experimental.set_memory_growth(gpu, True)
+        with contextlib.suppress(RuntimeError):  # the user's program has used TensorFlow already
+            tf.config.experimental.set_memory_growth(gpu, True)
 
 
 def make(config: Settings, cluster: TFConfig | None) -> Runtime:
