@@ -6,6 +6,7 @@ docs/notebook/bfloat16-speed.md has the times. On GPUs all functions use TensorF
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import os
 from collections.abc import Callable, Iterator
@@ -14,18 +15,17 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
-_portable = False
+_portable = contextvars.ContextVar("portable", default=False)
 
 
 @contextlib.contextmanager
 def portable() -> Iterator[None]:
     """A context in which graphs get only operations that every TensorFlow has, for graphs in files."""
-    global _portable  # noqa: PLW0603 - a graph is traced in one thread
-    before, _portable = _portable, True
+    token = _portable.set(True)
     try:
         yield
     finally:
-        _portable = before
+        _portable.reset(token)
 
 
 def relu(x: tf.Tensor) -> tf.Tensor:
@@ -55,7 +55,7 @@ def _relu_gradient(upstream: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def _reads_as_float16(x: tf.Tensor) -> bool:
-    return x.dtype == tf.bfloat16 and not _portable and not _has_gpu()
+    return x.dtype == tf.bfloat16 and not _portable.get() and not _has_gpu()
 
 
 def convolution(
@@ -195,7 +195,7 @@ def _has_gpu() -> bool:
 
 def _has_onednn(dtype: tf.DType) -> bool:
     """True if a graph that is being traced may use oneDNN's operations."""
-    return not _portable and not tf.executing_eagerly() and not _has_gpu() and _runs_onednn(dtype)
+    return not _portable.get() and not tf.executing_eagerly() and not _has_gpu() and _runs_onednn(dtype)
 
 
 @functools.cache
