@@ -1,4 +1,4 @@
-"""Compute floors of procgen's default network: its passes alone, in TensorFlow or PyTorch.
+"""Compute floors of procgen's default network: its passes alone, in TensorFlow, Keras or PyTorch.
 
 With memory, a recurrent layer stands behind the torso. Gradients are then of whole sequences.
 """
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _FORWARD_BATCHES = (32, 64)
 _GRADIENT_BATCHES = (256, 512)
+_KERAS_BATCHES = (512, 2048)  # PPO's minibatch at once, or in parts
 
 
 class Passes(NamedTuple):
@@ -80,6 +81,41 @@ def parts_floor(precision: str, seconds: float, each: Passes) -> float:
     machine.one_thread_each()  # before anything else uses TensorFlow
     tf, network = build(precision, each.memory)
     return _floor(*in_parts(tf, network, each.steps), seconds, each, rows_at_once(each.steps))
+
+
+def keras_floor(precision: str, seconds: float, each: Passes) -> float:
+    """Env steps a second of the network as anyone would write it: stock Keras layers, none of our code.
+
+    TensorFlow has its own settings, and each operation is on all cores. Without memory.
+    """
+    import os
+
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # off by default on some CPUs, where it is slower
+    import keras
+    import tensorflow as tf
+
+    if precision == "bfloat16":
+        keras.config.set_dtype_policy("mixed_bfloat16")
+    layers = keras.layers
+    x = inputs = keras.Input((64, 64, 3), dtype="uint8")
+    x = layers.Rescaling(1 / 255)(x)
+    for depth in (16, 32, 32):
+        x = layers.MaxPooling2D(3, 2, padding="same")(layers.Conv2D(depth, 3, padding="same")(x))
+        for _ in range(2):
+            branch = layers.Conv2D(depth, 3, padding="same")(layers.ReLU()(x))
+            x = layers.Add()([x, layers.Conv2D(depth, 3, padding="same")(layers.ReLU()(branch))])
+    x = layers.Dense(256, activation="relu")(layers.ReLU()(layers.Flatten()(x)))
+    outputs = [layers.Dense(units, dtype="float32")(x) for units in (15, 1)]
+    model = keras.Model(inputs, outputs)
+
+    def gradient(images: Any) -> Any:
+        with tf.GradientTape() as tape:
+            logits, values = model(images, training=True)
+            loss = tf.reduce_sum(tf.square(logits)) + tf.reduce_sum(tf.square(values))
+        return tape.gradient(loss, model.trainable_variables)
+
+    forward = lambda images: model(images, training=False)  # noqa: E731
+    return _floor(forward, gradient, seconds, each, _KERAS_BATCHES)
 
 
 def rows_at_once(steps: int) -> list[int]:

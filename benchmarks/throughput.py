@@ -1,7 +1,9 @@
 """python -m benchmarks.throughput: env steps a second against the compute floor, in one run.
 
-The floor is what the network alone costs, with the same code's forward pass and gradients and nothing
-else: no envs, no sampling, no optimizer, no logging. An env step of PPO takes one forward pass and `epochs`
+The floor is what the network alone costs, forward passes and gradients and nothing else: no envs, no
+sampling, no optimizer, no logging. It is measured twice: with the trainer's own code (`own_floor`), and as
+stock layers of Keras with none of our code (`keras_floor`). The faster of the two counts (`floor`), because a
+floor of the same code would hide what this code costs. An env step of PPO takes one forward pass and `epochs`
 gradients, so
 
     floor = 1 / (forward + epochs * gradient)     seconds a frame, the best batch sizes of those tried,
@@ -13,12 +15,12 @@ times those of a forward pass for a gradient (the first layer needs a little les
 product.
 
 Our own figure is what progress.csv of a real `python -m tfrl.ppo` says, without its first update (PPG: its
-first phase), which traces the graph. The floor is measured before and after it, so that both see the same
-machine; with --within, in parts alone, between the updates of a run in its own process. With --peer torch the
-same network's floor in PyTorch is measured too, where it is installed: no PyTorch script can be faster than
-that. --cleanrl measures such a script as well, between two of our runs: CleanRL's ppo_procgen.py or
-ppg_procgen.py (https://github.com/vwxyzjn/cleanrl, the same algorithm and, for PPG with --single, network),
-with as many envs and env steps.
+first phase), which traces the graph. The floors are measured before and after it, so that all see the same
+machine; with --within, our own floor in parts alone is measured between the updates of a run in its own
+process. With --peer torch the same network's floor in PyTorch is measured too, where it is installed: no
+PyTorch script can be faster than that. --cleanrl measures such a script as well, between two of our runs:
+CleanRL's ppo_procgen.py or ppg_procgen.py (https://github.com/vwxyzjn/cleanrl, the same algorithm and, for
+PPG with --single, network), with as many envs and env steps.
 """
 
 from __future__ import annotations
@@ -113,12 +115,14 @@ def main(options: Options) -> None:
 
 def _floor_around(options: Options, precision: str, each: Passes) -> dict[str, Any]:
     """Our run, and the floor before and after it."""
-    before = _floor_of_tensorflow(precision, options.floor_seconds, each)
+    before = _floors_of_tensorflow(precision, options.floor_seconds, each)
     ours = _our_run(options, precision)
-    after = _floor_of_tensorflow(precision, options.floor_seconds, each)
-    floor = statistics.mean([before, after])
-    found = {"floor": floor, "floor_before": before, "floor_after": after, **ours}
-    return found | {"ratio_to_floor": ours["env_steps_per_second"] / floor}
+    after = _floors_of_tensorflow(precision, options.floor_seconds, each)
+    floors = {name: statistics.mean([before[name], after[name]]) for name in before}
+    found = {"floor": max(floors.values()), **floors}
+    found |= {f"{name}_before": rate for name, rate in before.items()}
+    found |= {f"{name}_after": rate for name, rate in after.items()}
+    return found | ours | {"ratio_to_floor": ours["env_steps_per_second"] / found["floor"]}
 
 
 def _floor_within(options: Options, precision: str, each: Passes) -> dict[str, Any]:
@@ -242,10 +246,19 @@ def _cleanrl_run(options: Options) -> float:
     return speed.of_script(script, steps, updates, lines_each=each).median
 
 
-def _floor_of_tensorflow(precision: str, seconds: float, each: Passes) -> float:
-    """Env steps a second of the network alone, computed in the faster of two ways."""
-    ways = ("whole_floor", "parts_floor")
-    return max(_in_process(way, precision, seconds / len(ways), each) for way in ways)
+def _floors_of_tensorflow(precision: str, seconds: float, each: Passes) -> dict[str, float]:
+    """Env steps a second of the network alone: of our code in the faster of two ways, and of plain Keras.
+
+    There is no plain network with memory.
+    """
+    ways = ("whole_floor", "parts_floor", "keras_floor")
+    rates = {
+        way: _in_process(way, precision, seconds / len(ways), each)
+        for way in ways
+        if way != "keras_floor" or each.memory == "none"
+    }
+    plain = {name: rate for name, rate in rates.items() if name == "keras_floor"}
+    return {"own_floor": max(rates["whole_floor"], rates["parts_floor"]), **plain}
 
 
 def _in_process(measure: str, precision: str, seconds: float, each: Passes) -> float:

@@ -17,6 +17,7 @@ import resnet
 from resnet import data
 from resnet.config import Config
 from resnet.data import Batch, Dataset, Share
+from resnet.operations import portable
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.streams import quiet_start
 from tfrl.networks.entrance import variable_name
@@ -210,7 +211,7 @@ class Classifier:
         with files.replacing(directory / KERAS_FILE) as staged:
             model.save(staged)
         signature = [tf.TensorSpec((None, *self._image_shape), tf.uint8, name="images")]
-        with files.replacing(directory / SAVED_MODEL) as staged, files.tensorflow_writes():
+        with portable(), files.replacing(directory / SAVED_MODEL) as staged, files.tensorflow_writes():
             model.export(str(staged), verbose=False, input_signature=signature)
 
 

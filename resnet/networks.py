@@ -17,6 +17,8 @@ import keras
 import tensorflow as tf
 from keras import KerasTensor
 
+from resnet.operations import convolution, relu
+
 NORMALIZATIONS = ("batch", "group", "none")
 
 Initializer = Callable[..., keras.initializers.Initializer]  # called with seed=<int>
@@ -28,11 +30,7 @@ orthogonal = partial(keras.initializers.Orthogonal, gain=2**0.5)  # sqrt(2): kee
 
 @tf.custom_gradient
 def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """Adds biases [C] to x [..., C]. Their gradient is summed in float32 in any dtype.
-
-    On CPUs, TensorFlow's own gradient sums bfloat16 in bfloat16: for 128 frames of 64 x 64 the sum is fifty
-    times too small. A plain sum accumulates in float32, and is faster.
-    """
+    """Adds biases [C] to x [..., C]. Their gradient is summed in float32 in any dtype (`convolution`)."""
 
     def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return upstream, tf.reduce_sum(upstream, axis=range(upstream.shape.rank - 1))
@@ -40,19 +38,49 @@ def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable[..., An
     return tf.nn.bias_add(x, bias), gradient
 
 
-def _have_biases_learn(layer: Any, product: Callable[[tf.Tensor], tf.Tensor]) -> None:
-    """Lets a layer, which computes product(inputs) + bias, add its biases by `add_bias`.
+# Saved models must load without this package, so all layers keep Keras's classes, and only their `call` is
+# replaced. Their copies (clone_model, load_model) therefore have Keras's operations; nothing here trains a
+# copy.
 
-    Saved models must load without this package, so the layer keeps Keras's class. Its copies (clone_model,
-    load_model) therefore have Keras's gradients; nothing here trains a copy. float32 does not change.
-    """
+
+def _replace_convolution(layer: keras.layers.Conv2D) -> None:
+    """Lets a layer with a bias compute by `operations.convolution`."""
+    with_relu = layer.activation is keras.activations.relu
 
     def call(inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        outputs = add_bias(product(inputs), tf.convert_to_tensor(layer.bias))
+        arrays = inputs, tf.convert_to_tensor(layer.kernel), tf.convert_to_tensor(layer.bias)
+        convolve = partial(convolution, *arrays, stride=layer.strides[0], padding=layer.padding.upper())
+        outputs = convolve(with_relu=with_relu)
+        if layer.activation not in (keras.activations.relu, keras.activations.linear):
+            return layer.activation(outputs)
+        if not with_relu and not tf.executing_eagerly():
+            outputs.with_shortcut = convolve  # for `_add`
+        return outputs
+
+    if layer.use_bias:
+        layer.call = call
+
+
+def _replace_dense(layer: keras.layers.Dense) -> None:
+    """Lets a layer of matrix products add its biases by `add_bias`. float32 does not change."""
+
+    def call(inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        outputs = add_bias(keras.ops.matmul(inputs, layer.kernel), tf.convert_to_tensor(layer.bias))
         return outputs if layer.activation is None else layer.activation(outputs)
 
-    if layer.use_bias and layer.compute_dtype != "float32":
+    if layer.compute_dtype != "float32":
         layer.call = call
+
+
+def _add(inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Adds a shortcut and a branch. If the branch ends with a convolution, the addition is part of it.
+
+    The convolution without the addition is then in the graph as well. TensorFlow does not compute it, because
+    nothing reads it.
+    """
+    shortcut, branch = inputs
+    convolve = getattr(branch, "with_shortcut", None)
+    return shortcut + branch if convolve is None else convolve(shortcut=shortcut)
 
 
 @contextlib.contextmanager
@@ -96,8 +124,20 @@ class Layers:
         layer = keras.layers.Conv2D(
             filters, size, padding=padding, kernel_initializer=seeded, name=name, **settings
         )
-        _have_biases_learn(layer, lambda inputs: layer.convolution_op(inputs, layer.kernel))
+        _replace_convolution(layer)
         return layer(x)
+
+    def relu(self, x: KerasTensor, *, name: str) -> KerasTensor:
+        """max(x, 0), in the shape of x."""
+        layer = keras.layers.ReLU(name=name)
+        layer.call = relu
+        return layer(x)
+
+    def add(self, shortcut: KerasTensor, branch: KerasTensor, *, name: str) -> KerasTensor:
+        """The sum of two tensors of the same shape, in this shape."""
+        layer = keras.layers.Add(name=name)
+        layer.call = _add
+        return layer([shortcut, branch])
 
     def dense(
         self, x: KerasTensor, units: int, *, name: str, initializer: Initializer = glorot, **settings: Any
@@ -121,7 +161,7 @@ class Layers:
         """
         seeded = initializer(seed=self.seed_of(name))
         layer = keras.layers.Dense(units, activation=activation, kernel_initializer=seeded, name=name)
-        _have_biases_learn(layer, lambda inputs: keras.ops.matmul(inputs, layer.kernel))
+        _replace_dense(layer)
         return layer(x)
 
 
@@ -150,14 +190,14 @@ def impala(images: KerasTensor, layers: Layers, *, width: int = 1, pooled: bool 
         x = layers.conv(x, filters, 3, name=f"{name}_conv")
         x = keras.layers.MaxPooling2D(3, 2, padding="same", name=f"{name}_pool")(x)
         for block in (f"{name}_block1", f"{name}_block2"):
-            branch = keras.layers.ReLU(name=f"{block}_relu")(x)
+            branch = layers.relu(x, name=f"{block}_relu")
             branch = layers.conv(branch, filters, 3, name=f"{block}_conv1", activation="relu")
             branch = layers.conv(branch, filters, 3, name=f"{block}_conv2")
-            x = keras.layers.Add(name=f"{block}_add")([x, branch])
+            x = layers.add(x, branch, name=f"{block}_add")
     if pooled:
-        x = _mean_of_image(keras.layers.ReLU(name="head_relu")(x))
+        x = _mean_of_image(layers.relu(x, name="head_relu"))
     else:
-        x = keras.layers.ReLU(name="head_relu")(keras.layers.Flatten(name="head_flatten")(x))
+        x = layers.relu(keras.layers.Flatten(name="head_flatten")(x), name="head_relu")
     return layers.dense(x, 256, name="head_dense", activation="relu")
 
 
@@ -316,9 +356,9 @@ class Blocks:
                 initializer = partial(keras.initializers.VarianceScaling, scale, "fan_in", "truncated_normal")
             x = self.convolution(x, filters, size, part, strides=strides, initializer=initializer, last=last)
             if not last:
-                x = keras.layers.ReLU(name=f"{part}_relu")(x)
-        x = keras.layers.Add(name=f"{name}_add")([shortcut, x])
-        return keras.layers.ReLU(name=f"{name}_relu")(x)
+                x = self.layers.relu(x, name=f"{part}_relu")
+        x = self.layers.add(shortcut, x, name=f"{name}_add")
+        return self.layers.relu(x, name=f"{name}_relu")
 
     def padded_shortcut(self, x: KerasTensor, filters: int, strides: int, name: str) -> KerasTensor:
         """The paper's option A, without parameters: every strides-th pixel, new channels zero."""
@@ -359,7 +399,7 @@ def cifar(
     """
     per_stage = (depth - 2) // 6
     blocks = Blocks(layers, normalization, groups=8, l2=l2, depth=3 * per_stage)
-    x = keras.layers.ReLU(name="stem_relu")(blocks.convolution(images, 16, 3, "stem"))
+    x = layers.relu(blocks.convolution(images, 16, 3, "stem"), name="stem_relu")
     for stage, filters in enumerate((16, 32, 64), start=1):
         for index in range(1, per_stage + 1):
             strides = 2 if stage > 1 and index == 1 else 1
@@ -380,7 +420,7 @@ def imagenet(
     """
     per_stage = (2, 2, 2, 2) if depth == 18 else (3, 4, 6, 3)
     blocks = Blocks(layers, normalization, groups=32, l2=l2, depth=sum(per_stage))
-    x = keras.layers.ReLU(name="stem_relu")(blocks.convolution(images, 64, 7, "stem", strides=2))
+    x = layers.relu(blocks.convolution(images, 64, 7, "stem", strides=2), name="stem_relu")
     x = keras.layers.MaxPooling2D(3, 2, padding="same", name="stem_pool")(x)
     for stage, (filters, count) in enumerate(zip((64, 128, 256, 512), per_stage, strict=True), start=1):
         for index in range(1, count + 1):

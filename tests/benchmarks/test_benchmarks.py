@@ -245,6 +245,21 @@ def test_the_passes_of_a_frame_follow_from_the_algorithm(options, found):
     assert throughput.passes(config)[:2] == found
 
 
+def test_the_faster_floor_counts(monkeypatch):
+    rates = {"whole_floor": [3.0, 1.0], "parts_floor": [2.0, 2.0], "keras_floor": [5.0, 3.0]}
+    monkeypatch.setattr(throughput, "_in_process", lambda way, *_: rates[way].pop(0))
+    monkeypatch.setattr(throughput, "_our_run", lambda *_: {"env_steps_per_second": 6.0})
+    found = throughput._floor_around(throughput.Options(), "float32", floors.Passes(1, 3))
+    assert (found["own_floor"], found["keras_floor"]) == (2.5, 4.0)
+    assert (found["floor"], found["ratio_to_floor"]) == (4.0, 1.5)
+
+
+def test_the_floor_of_plain_keras_is_measured(monkeypatch):
+    monkeypatch.setattr(floors, "_FORWARD_BATCHES", (2,))
+    monkeypatch.setattr(floors, "_KERAS_BATCHES", (2,))
+    assert floors.keras_floor("float32", 0.1, floors.Passes(1, 3)) > 0
+
+
 def test_a_floor_within_a_run_allows_for_changes_of_the_machines_speed():
     """The machine halves its speed in the middle, and the run still equals its floor."""
     each = floors.Passes(forwards=2, gradients=3)

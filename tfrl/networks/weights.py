@@ -89,6 +89,8 @@ def export(
 
     Raises OSError.
     """
+    from resnet.operations import portable
+
     files.make_folder(directory)
     _write_weights(directory, weights, env_steps)
     files.write(directory / SETTINGS_FILE, to_yaml(dataclasses.replace(config, precision=precision)))
@@ -117,7 +119,7 @@ def export(
         return outputs | {"action": distribution.as_env_takes(outputs["action"])}
 
     module.policy = graph(policy, input_signature=signature)
-    with files.replacing(directory / "policy") as staged, files.tensorflow_writes():
+    with portable(), files.replacing(directory / "policy") as staged, files.tensorflow_writes():
         tf.saved_model.save(module, str(staged), signatures=module.policy)
 
 
