@@ -13,7 +13,9 @@ from made_envs import digest, made, play, vector
 
 from tfrl.envs import gymnasium as family
 from tfrl.envs import registry
-from tfrl.envs.gymnasium import action_spec, find_facts, make_env
+from tfrl.envs.facts import find_facts
+from tfrl.envs.making import make_env
+from tfrl.envs.spaces import action_spec
 from tfrl.envs.spec import ArraySpec, Box, Discrete
 
 

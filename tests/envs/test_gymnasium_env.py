@@ -11,9 +11,11 @@ from made_envs import made
 from packed_envs import packed
 from processes import without_display
 
-from tfrl.envs import callables, registry
-from tfrl.envs.gymnasium import find_facts, make_env, observation_spec
+from tfrl.envs import callables, facts
+from tfrl.envs.facts import find_facts
+from tfrl.envs.making import make_env
 from tfrl.envs.registry import reward_threshold
+from tfrl.envs.spaces import observation_spec
 from tfrl.envs.spec import EnvSpec
 
 
@@ -107,12 +109,12 @@ def test_the_reward_threshold_of_an_id_is_gymnasiums():
 
 @pytest.mark.parametrize("env", ["CartPole-v1", made("Lopsided"), packed("Dict"), packed("MaskedMany")])
 def test_facts_about_an_env_go_through_a_file(env, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_known", {})
+    monkeypatch.setattr(facts, "_known", {})
     task = EnvSpec(env, num_envs=1, seed=1)
-    found = registry.facts_of(task)
-    (tmp_path / registry.FACTS_FILE).write_text(registry.facts_text(task))
-    registry.remember_facts(tmp_path)
-    assert registry.facts_of(task) is not found and registry.facts_of(task) == found
+    found = facts.facts_of(task)
+    (tmp_path / facts.FACTS_FILE).write_text(facts.facts_text(task))
+    facts.remember_facts(tmp_path)
+    assert facts.facts_of(task) is not found and facts.facts_of(task) == found
 
 
 def test_a_function_without_render_mode_is_told_what_videos_need():

@@ -16,7 +16,8 @@ from tfrl import config as settings
 from tfrl.cli.errors import EnvError
 from tfrl.envs import callables, observations, registry
 from tfrl.envs.calls import mask_of
-from tfrl.envs.gymnasium import find_facts, observation_spec
+from tfrl.envs.facts import find_facts
+from tfrl.envs.spaces import observation_spec
 from tfrl.envs.spec import EnvSpec
 from tfrl.networks.entrance import Entrance, own_torso
 

@@ -19,6 +19,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.streams import quiet_start
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
+from tfrl.envs.facts import FACTS_FILE
 from tfrl.envs.registry import TRAIN
 from tfrl.experience.episodes import (
     Episodes,
@@ -103,7 +104,7 @@ class EnvFacts(Callback):
         """Writes the file. If the disk is full, loading the policy makes an env instead."""
         if run.is_chief and self._facts is not None:
             with contextlib.suppress(OSError):
-                files.write(run.folder / registry.FACTS_FILE, self._facts)
+                files.write(run.folder / FACTS_FILE, self._facts)
 
 
 class EvaluationTable(Callback):
