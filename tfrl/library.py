@@ -196,6 +196,8 @@ class Policy:
         self.config, self.source = source.config, source.name
         self._player = player
         self._observation, self._action = registry.specs(source.config)
+        inputs = [part for part in self._observation.parts if part.kind != observations.MASK]
+        self._shows_mask = all(part.keys != (observations.ACTION_MASK,) for part in inputs)
 
     @overload
     def __call__(
@@ -222,8 +224,9 @@ class Policy:
             observations is a Dict or Tuple of arrays [B, ...].
           state: only for a recurrent policy: `initial_state()` at the first step of an episode, then the
             state that the last call returned.
-          action_mask: `info["action_mask"]`, [A] or [B, A], for a policy that was trained with masks. None:
-            all actions are allowed.
+          action_mask: `info["action_mask"]` or `env.action_masks()`, [A] or [B, A], for a policy that was
+            trained with masks. None: that of the observation, if the env shows it there; otherwise, all
+            actions are allowed.
           reward: the reward of the last action, a number or [B], for a policy that was trained with
             --memory-inputs.
 
@@ -334,6 +337,8 @@ class Policy:
     def _packed(self, observation: Any, mask: Any) -> tuple[np.ndarray, bool]:
         """Rows [B, n] that pack Dict or Tuple observations and their masks, and True if a batch was given."""
         spec, size = self._observation, self._action.mask_size
+        if mask is None and self._shows_mask and isinstance(observation, Mapping):
+            mask = observation.get(observations.ACTION_MASK)
         flags = np.ones(size, np.uint8) if mask is None else observations.flat_mask(mask)
         try:
             count = observations.batch_size(spec, observation)
@@ -353,11 +358,18 @@ class Policy:
         if not is_batch and observation.shape != shape:
             wanted = f"{list(shape)}, or a batch of them"
             raise SettingsError(f"the policy takes observations of {wanted}; got {list(observation.shape)}.")
-        if spec.dtype == "uint8" and observation.dtype.kind not in "biu":
-            raise SettingsError(f"the policy takes integers of 0 to 255, uint8; got {observation.dtype}.")
+        floats = spec.dtype == "float32" or spec.arrays[0].env_dtype.startswith("float")
+        if observation.dtype.kind not in ("biuf" if floats else "biu"):
+            wanted = "numbers" if floats else "integers of 0 to 255, uint8"
+            raise SettingsError(f"the policy takes {wanted}; got {observation.dtype}.")
+        if not floats and ((observation < 0) | (observation > 255)).any():
+            raise SettingsError("the policy takes integers of 0 to 255; got others.")
         rows = observation if is_batch else observation[None]
-        if spec.channels_first:
-            rows = np.moveaxis(rows, 1, -1)
+        if spec.layout is not None:
+            try:
+                rows = spec.layout.stored(rows)
+            except ValueError as error:
+                raise SettingsError(f"the policy does not take an observation of {error}.") from None
         return np.ascontiguousarray(rows, spec.dtype), is_batch
 
 

@@ -18,6 +18,7 @@ from tfrl.envs.calls import (
     STEP,
     Calling,
     check_finite,
+    checked_ends,
     get_own_state,
     mask_of,
     put_own_state,
@@ -64,6 +65,8 @@ class GymnasiumVec:
         known = facts_of(spec)
         self.observation_spec, self.action_spec = known.specs(spec.action_masks)
         self._store, self._packs = self.observation_spec.store(), bool(self.observation_spec.parts)
+        self._mask_source = known.mask_source if self.observation_spec.num_actions else ""
+        self._converts = self.observation_spec.layout is not None
         self.exact_state = True
         self._name, self._renders, self._limit = name, spec.render, spec.max_episode_steps or math.inf
         unlimited = spec.max_episode_steps is not None
@@ -77,6 +80,7 @@ class GymnasiumVec:
         if spec.frame_skip is not None and not self._atari:  # Atari's preprocessing skips its own frames
             self._plays = [_repeated(play, spec.frame_skip) for play in self._plays]
         self._saves_state = known.saves_state  # otherwise, episodes are replayed
+        self._repeats = not known.draws_globally
         self._streams = [(int(spec.seed), int(i)) for i in indices]
         self._episodes = [0] * self.num_envs
         self._emulators: list[dict[str, np.ndarray]] = [{}] * self.num_envs  # before resets without a seed
@@ -101,7 +105,7 @@ class GymnasiumVec:
             seed = None if self._atari and episode > 0 else _episode_seed(*self._streams[i], episode)
             self._emulators[i] = atari.get(env) if seed is None else {}
             shown, info = env.reset(seed=seed)
-            shown = self._stored(shown, info)
+            shown = self._stored(i, shown, info)
         self._began[i] = self._clock
         return shown.astype(self.observation_spec.dtype)  # a copy, because envs may share one array
 
@@ -120,16 +124,24 @@ class GymnasiumVec:
         observation = np.empty_like(self._step.observation)
         first, cut = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         final, ndarray, shape, packs = [], np.ndarray, self._shape, self._packs
+        converts = self._converts
         self._clock += 1
         started_by = self._clock - self._limit  # an episode that began then or earlier reaches the time limit
         with self._stepping, np.errstate(over="ignore"):  # a reward beyond float32 gets a sentence below
             for i, (play, action) in enumerate(zip(self._plays, inputs, strict=True)):
                 shown, reward[i], terminated, truncated, info = play(action)
+                if type(terminated) is not bool or type(truncated) is not bool:
+                    terminated, truncated = checked_ends(self._name, terminated, truncated)
                 ends = terminated or truncated or self._began[i] <= started_by
                 if packs:
-                    shown = self._stored(shown, info, ends=ends) if not terminated else shown
-                elif type(shown) is not ndarray or shown.shape != shape or shown.dtype is not self._seen:
-                    shown = self._stored(shown, info)
+                    shown = self._stored(i, shown, info, ends=ends) if not terminated else shown
+                elif (
+                    converts
+                    or type(shown) is not ndarray
+                    or shown.shape != shape
+                    or shown.dtype is not self._seen
+                ):
+                    shown = self._stored(i, shown, info)
                 if ends:
                     first[i], cut[i] = True, not terminated
                     if not terminated:
@@ -144,13 +156,14 @@ class GymnasiumVec:
         if self._step.final_observation is not None:
             check_finite(self._name, reward, self._step.final_observation)
 
-    def _stored(self, shown: Any, info: dict[str, Any], *, ends: bool = False) -> np.ndarray:
-        """An observation and its mask as one array. If the episode `ends`, the mask may be missing.
+    def _stored(self, i: int, shown: Any, info: dict[str, Any], *, ends: bool = False) -> np.ndarray:
+        """Env i's observation and its mask as one array. If the episode `ends`, the mask may be missing.
 
         `act` does not check the next single image or vector of this type.
         """
-        masked = self.observation_spec.num_actions
-        mask = [mask_of(self._name, info, self.action_spec, ends=ends)] if masked else []
+        source, mask = self._mask_source, []
+        if source:
+            mask = [mask_of(self._name, self._envs[i], source, shown, info, self.action_spec, ends=ends)]
         shown = stored(self._name, self._store, shown, *mask)
         self._seen = shown.dtype
         return shown
@@ -233,7 +246,7 @@ class GymnasiumVec:
             self._reset(i)  # draws what the env does not save of its episode
             put_own_state(self._envs[i], row)
             return True
-        if "actions" not in row:
+        if "actions" not in row or not self._repeats:
             return False
         if "emulator" in row:
             atari.put(self._envs[i], row)
@@ -250,7 +263,7 @@ class GymnasiumVec:
                 if terminated or truncated:
                     return False
             if info is not None:
-                shown = self._stored(shown, info).astype(self.observation_spec.dtype)
+                shown = self._stored(i, shown, info).astype(self.observation_spec.dtype)
         is_same = np.array_equal(shown, row["observation"], equal_nan=True)
         return is_same and np.float32(reward) == np.float32(row["reward"])
 

@@ -133,14 +133,24 @@ def check(task: EnvSettings) -> None:
         )
     if task.action_masks == "must" and not observation.num_actions:
         raise ValueError(
-            f'--action-masks must needs info["action_mask"], which {env} does not give at its reset; leave '
-            "--action-masks out"
+            f'--action-masks must needs info["action_mask"], which {env} does not give at its reset, or a '
+            "mask in its observation or by action_masks(); leave --action-masks out"
         )
 
 
 def facts_text(task: EnvSettings) -> str | None:
     """The content of `tfrl.envs.facts.FACTS_FILE` for the env of a task; None if a family has its name."""
     return None if family(task.env).names else facts.facts_text(task)
+
+
+def advice(task: EnvSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Notes and warnings about the env of a task, for its user. Raises like `specs`."""
+    if family(task.env).names:
+        return (), ()
+    known = facts.facts_of(task)
+    if task.action_masks == "never" and known.mask_source:
+        return (f"the action masks of {task.env} are not used: --action-masks never",), known.warnings
+    return known.notes, known.warnings
 
 
 def name_of(env: str | Callable[..., Any]) -> str:

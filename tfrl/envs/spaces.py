@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from gymnasium import spaces
 
+from tfrl.envs.images import Layout, layout_of
 from tfrl.envs.observations import CHOICES, FLAGS, IMAGE, NUMBERS, WORD_FLAGS, ArraySpec, Part
 from tfrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
-
-_FEW_CHANNELS = 16  # because the width of an image is larger
 
 
 def observation_spec(env_id: str, space: spaces.Space | None) -> ArraySpec:
@@ -18,8 +17,8 @@ def observation_spec(env_id: str, space: spaces.Space | None) -> ArraySpec:
     if isinstance(space, spaces.Box):
         if len(space.shape) == 1 and np.issubdtype(space.dtype, np.number):
             return ArraySpec(space.shape, "float32")
-        if len(space.shape) == 3 and space.dtype == np.uint8:
-            return _image_spec(env_id, space)
+        if (layout := _layout(env_id, space)) is not None:
+            return ArraySpec(layout.image_shape, "uint8", None if layout.is_plain else layout)
     parts = list(_parts(env_id, space, ()))
     if not sum(part.size for part in parts):
         raise ValueError(f"{env_id} has empty observations: {_describe(space)} without any numbers")
@@ -34,9 +33,8 @@ def _parts(env_id: str, space: spaces.Space | None, keys: tuple[str, ...]) -> It
     elif isinstance(space, spaces.Tuple):
         for place, inner in enumerate(space.spaces):
             yield from _parts(env_id, inner, (*keys, str(place)))
-    elif isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3:
-        image = _image_spec(env_id, space)
-        yield Part(keys, IMAGE, image.shape, "uint8", image.channels_first)
+    elif isinstance(space, spaces.Box) and (layout := _layout(env_id, space)) is not None:
+        yield Part(keys, IMAGE, layout.image_shape, "uint8", None if layout.is_plain else layout)
     elif isinstance(space, spaces.Box) and space.dtype.kind in "biuf":
         yield Part(keys, NUMBERS, space.shape, space.dtype.name)
     elif isinstance(space, spaces.Discrete):
@@ -56,46 +54,53 @@ def _parts(env_id: str, space: spaces.Space | None, keys: tuple[str, ...]) -> It
         )
 
 
-def _image_spec(env_id: str, space: spaces.Box) -> ArraySpec:
-    """The spec of images. Raises ValueError if the shape does not show which axis has the channels."""
-    first, middle, last = shape = space.shape
-    channels_last = last < min(first, middle) or first == middle != last
-    channels_first = first <= _FEW_CHANNELS < last and first < middle or middle == last != first
-    if channels_last:  # comes first: a small board may have fewer channels than cells in a row
-        return ArraySpec(shape, "uint8")
-    if channels_first:
-        return ArraySpec((middle, last, first), "uint8", channels_first=True)
-    raise ValueError(
-        f"{env_id} shows {_describe(space)}, and this shape does not tell whether the first or the last "
-        "number counts the channels: give images [H, W, C] with fewer channels than rows and columns"
-    )
+def _layout(env_id: str, space: spaces.Box) -> Layout | None:
+    """The layout of images; None for other arrays. Raises ValueError if the channels cannot be told."""
+    found = layout_of(space.shape, space.dtype, space.low, space.high)
+    if found is None and space.dtype == np.uint8 and len(space.shape) == 3:
+        raise ValueError(
+            f"{env_id} shows {_describe(space)}, and this shape does not tell whether the first or the last "
+            "number counts the channels: give images [H, W, C] with fewer channels than rows and columns"
+        )
+    return found
 
 
 def action_spec(env_id: str, space: spaces.Space | None) -> ActionSpec:
     """The spec of an env's actions. Raises ValueError if the space is not supported."""
     if isinstance(space, spaces.Discrete):
         return Discrete(int(space.n), int(space.start))
-    if isinstance(space, spaces.MultiDiscrete) and len(space.shape) == 1:
-        return MultiDiscrete(tuple(space.nvec.tolist()), tuple(np.asarray(space.start).tolist()))
-    if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype.kind == "f":
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary) and space.shape:
+        size = int(np.prod(space.shape))
+        counts, starts = (2,) * size, (0,) * size
+        if isinstance(space, spaces.MultiDiscrete):
+            counts, starts = (tuple(np.ravel(x).tolist()) for x in (space.nvec, space.start))
+        return MultiDiscrete(counts, starts, space.shape, space.dtype.name)
+    if isinstance(space, spaces.Box) and space.shape and space.dtype.kind == "f":
         return _box(env_id, space)
+    advice = ""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        advice = "; a wrapper that flattens it to one of these helps"
+    elif isinstance(space, spaces.Box) and space.shape and space.dtype.kind in "biu":
+        advice = "; MultiDiscrete fits whole numbers"
     raise ValueError(
-        f"{env_id} takes {_describe(space)}, which is not supported: "
-        "actions must be Discrete or MultiDiscrete, or a Box that is a vector of real numbers"
+        f"{env_id} takes {_describe(space)}, which is not supported: actions must be Discrete, MultiDiscrete "
+        f"or MultiBinary, or a Box of real numbers{advice}"
     )
 
 
 def _box(env_id: str, space: spaces.Box) -> Box:
-    """The spec of a vector of real numbers. Raises ValueError if it has no bounds."""
+    """The spec of real numbers. Raises ValueError if they have no bounds."""
     if not space.is_bounded():
-        raise ValueError(f"{env_id} takes actions without bounds; give its action_space finite bounds")
-    low, high = space.low, space.high
+        raise ValueError(
+            f"{env_id} takes actions without bounds; give its action_space finite bounds, without ClipAction"
+        )
+    low, high = space.low.ravel(), space.high.ravel()
     if (high / 2 - low / 2 > np.finfo(np.float32).max / 2).any():
         raise ValueError(
             f"{env_id} takes actions between {low.min():.2g} and {high.max():.2g}, which are hardly "
             "bounds; give its action_space smaller ones"
         )
-    return Box(tuple(low.tolist()), tuple(high.tolist()), space.dtype.name)
+    return Box(tuple(low.tolist()), tuple(high.tolist()), space.dtype.name, space.shape)
 
 
 def _describe(space: spaces.Space | None) -> str:
