@@ -55,7 +55,7 @@ def check_calls(env_id: str, env: gymnasium.Env, spec: ArraySpec, action_spec: A
     """
     env.action_space.seed(0)
     action = env.action_space.sample()
-    before = _generator_states()
+    before = generator_states()
     with Calling(env_id, env, RESET):
         begun, begun_info = env.reset(seed=1)
         dict(begun_info)  # raises an error if it is none
@@ -73,25 +73,25 @@ def check_calls(env_id: str, env: gymnasium.Env, spec: ArraySpec, action_spec: A
         observation = stored(env_id, spec.store(), shown)
         with np.errstate(over="ignore"):
             check_finite(env_id, reward, observation.astype(spec.dtype))
-    generators = _drawn_from(before)
+    generators = drawn_from(before)
     if generators:  # the first calls may also have imported a library that draws
-        before = _generator_states()
+        before = generator_states()
         with contextlib.suppress(Exception):  # a mask may forbid the action now
             env.reset(seed=1)
             env.step(action)
-        generators = _drawn_from(before)
+        generators = drawn_from(before)
     return Seen(source, generators, dict(begun_info))
 
 
-def _generator_states() -> dict[str, Any]:
+def generator_states() -> dict[str, Any]:
     """The states of the generators of the whole process, by name."""
     _, keys, *rest = np.random.get_state()
     return {"np.random": (np.asarray(keys).tobytes(), *rest), "random": random.getstate()}
 
 
-def _drawn_from(before: Mapping[str, Any]) -> tuple[str, ...]:
+def drawn_from(before: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the generators whose states have changed."""
-    return tuple(name for name, state in _generator_states().items() if state != before[name])
+    return tuple(name for name, state in generator_states().items() if state != before[name])
 
 
 def checked_ends(env_id: str, *flags: Any) -> list[bool]:
