@@ -170,6 +170,11 @@ def make_arms():
     return Shown(spaces.Box(0, 1, (2,), np.float32), spaces.Box(-2, 3, (2, 3), np.float64))
 
 
+def make_knob():
+    """Takes a single real number, without axes."""
+    return Shown(spaces.Box(0, 1, (2,), np.float32), spaces.Box(-2, 3, (), np.float32))
+
+
 def make_wide():
     return Spaced(spaces.Box(-1, 1, (2,), np.float32), spaces.Box(-1e4, 1e4, (1,), np.float32))
 

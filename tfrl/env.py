@@ -25,7 +25,7 @@ _MASKS = {
     IN_OBSERVATION: 'from observation["action_mask"]',
     BY_METHOD: "from action_masks()",
 }
-_SLOW = 1e-3
+_SLOW = 2e-3
 """Seconds of a step from which --env-processes help."""
 _LARGE = 100.0
 """Real numbers from which --normalize-observations helps."""

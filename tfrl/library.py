@@ -24,6 +24,7 @@ from tfrl.cli.streams import quiet_start
 from tfrl.config import run_folder
 from tfrl.config.run import RLSettings
 from tfrl.envs import callables, observations, registry
+from tfrl.envs.spec import Discrete
 from tfrl.envs.subprocesses import ENV_PROCESS
 from tfrl.experience import episodes as playing
 from tfrl.networks.weights import PolicySource, find_policy
@@ -311,7 +312,8 @@ class Policy:
         chosen = player.act(*arguments)
         actions, states = (chosen, chosen) if memory is None else chosen
         batch = self._action.as_env_takes(actions[: len(rows)])
-        taken: Action = batch if is_batch else batch[0] if batch.ndim > 1 else int(batch[0])
+        one = int if isinstance(self._action, Discrete) else np.asarray
+        taken: Action = batch if is_batch else one(batch[0])
         if memory is None:
             return taken
         memory.acted(states[: len(rows)], actions[: len(rows)])
@@ -339,7 +341,10 @@ class Policy:
         spec, size = self._observation, self._action.mask_size
         if mask is None and self._shows_mask and isinstance(observation, Mapping):
             mask = observation.get(observations.ACTION_MASK)
-        flags = np.ones(size, np.uint8) if mask is None else observations.flat_mask(mask)
+        try:
+            flags = np.ones(size, np.uint8) if mask is None else observations.flat_mask(mask)
+        except ValueError as error:
+            raise SettingsError(f"the policy does not take an action_mask with {error}.") from None
         try:
             count = observations.batch_size(spec, observation)
             rows = [None] if count is None else range(count)

@@ -114,11 +114,13 @@ def test_numbers_that_are_not_finite_are_refused():
 
 def test_a_mask_is_checked():
     spec, name = find_facts(packed("Masked")).action, 'info["action_mask"]'
-    assert checked_mask("It-v0", [0, 1, 0, 0, 2], name, spec).tolist() == [0, 1, 0, 0, 1]
+    assert checked_mask("It-v0", [0, 1.0, 0, 0, True], name, spec).tolist() == [0, 1, 0, 0, 1]
     for mask, sentence in (
         (None, 'gives no info["action_mask"], but gave one at its first reset'),
         (np.zeros(5), 'forbids every action in its info["action_mask"]'),
         (np.ones(4), 'gives info["action_mask"] of 4 flags, but its actions need 5'),
+        ([0, 1, 2, 3, 4], 'gives info["action_mask"] with other numbers than 1 for allowed and 0 for'),
+        ([0, 0, -np.inf, 0, 0], "with other numbers than 1 for allowed and 0 for forbidden actions"),
     ):
         with pytest.raises(EnvError, match=re.escape(sentence)):
             checked_mask("It-v0", mask, name, spec)

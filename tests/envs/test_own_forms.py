@@ -5,7 +5,9 @@ import os
 import re
 
 import formed_envs
+import gymnasium
 import numpy as np
+import packed_envs
 import pytest
 import tensorflow as tf
 from formed_envs import byte_box
@@ -198,7 +200,7 @@ def test_an_end_may_be_any_one_bool(said):
     assert step.first[0] and not step.truncated[0]
 
 
-FORMS = ("make_switches", "make_table", "make_arms")
+FORMS = ("make_switches", "make_table", "make_arms", "make_knob")
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -227,7 +229,7 @@ def test_policies_give_actions_of_several_axes_in_the_envs_form(name, tmp_path, 
     assert actions.shape == (3, *env.action_space.shape)
     exported = signature(run)(tf.constant(shown))["action"].numpy()
     np.testing.assert_allclose(exported, actions, rtol=1e-6)
-    if name != "make_arms":
+    if name not in ("make_arms", "make_knob"):  # the exported policy gives float32
         assert all(map(env.action_space.contains, exported))
 
 
@@ -247,7 +249,7 @@ def test_other_action_spaces_give_a_one_sentence_error(space, sentence):
 
 ADVICE = {
     "make_wide": ["actions go from -10000 to 10000; if the env clips them to less"],
-    "make_flat": ["an observation is flattened to 32,768 numbers for an mlp"],
+    "make_flat": ["observation, float32 [32, 32, 32], is flattened to 32,768 numbers for an mlp"],
     "make_normalized": [
         "the wrapper NormalizeReward in the env normalises rewards, and reports returns in these units",
         "leave it out, and use --normalize-rewards",
@@ -296,3 +298,59 @@ def test_facts_of_such_envs_go_through_a_file(name, tmp_path, monkeypatch):
 
 def test_images_choose_the_torso_of_images():
     assert reader("ppo").parse(["--env", "formed_envs:make_stack"]).torso == "impala"
+
+
+@pytest.mark.parametrize(
+    ("space", "shown", "sentence"),
+    [
+        (spaces.Discrete(5), 2.5, "2.5, which its observation_space does not have"),
+        (spaces.Box(-1, 1, (3,)), [[1], 2, 3], "a value of type list where its observation_space says"),
+        (spaces.Box(-1, 1, (3,)), spaces.Discrete(3), "a value of type Discrete where its observation_space"),
+    ],
+)
+def test_an_observation_that_a_cast_would_change_is_refused(space, shown, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        observation_spec("It-v0", space).store()(shown)
+
+
+class Old:
+    __module__ = "gym.core"
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: gymnasium.make_vec("CartPole-v1", 2), "return one env, of which --num-envs makes a vector"),
+        (lambda: formed_envs.Shown, "return an object of this class"),
+        (Old, "for an env of Gym, return shimmy.GymV21CompatibilityV0"),
+    ],
+)
+def test_what_is_no_env_gets_advice(make, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        find_facts(registry.name_of(make))
+
+
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [
+        (
+            {"max_episode_steps": 9},
+            "the time limit within the env, 7 steps, comes before --max-episode-steps",
+        ),
+        ({"action_masks": "never"}, "the action masks of formed_envs:make_masked_below are not used"),
+    ],
+)
+def test_settings_without_an_effect_are_told(settings, note):
+    notes, _ = registry.advice(EnvSpec("formed_envs:make_masked_below", num_envs=1, seed=1, **settings))
+    assert any(each.startswith(note) for each in notes)
+
+
+def test_a_mask_that_is_none_is_an_input():
+    space = spaces.Dict(action_mask=byte_box(4, high=1), observation=spaces.Box(-1, 1, (2,), np.float32))
+    name = registry.name_of(lambda: packed_envs.Alone(space))
+    found = find_facts(name)
+    assert not found.mask_source and found.observation.num_numbers == 6
+    assert found.notes == (
+        'observation["action_mask"] is an input of the network and not a mask, because the actions need 2 '
+        "flags, and it has 4",
+    )

@@ -45,8 +45,14 @@ def _notes(spec: ArraySpec, action: ActionSpec, seen: Seen) -> Iterator[str]:
         yield "action_masks() of the env gives the action masks"
     elif not action.mask_size and ACTION_MASK in seen.info:
         yield f'info["action_mask"] is not used, because the actions are {action.kind}'
-    if seen.mask_source == IN_INFO and any(part.keys == (ACTION_MASK,) for part in spec.parts):
-        yield 'info["action_mask"] is the action mask; observation["action_mask"] is an input of the network'
+    shown = next((part.size for part in spec.parts if part.keys == (ACTION_MASK,)), 0)
+    if shown and seen.mask_source != IN_OBSERVATION:
+        why = f"the actions need {action.mask_size} flags, and it has {shown}"
+        if not action.mask_size:
+            why = f"the actions are {action.kind}"
+        elif seen.mask_source == IN_INFO:
+            why = 'info["action_mask"] is the mask'
+        yield f'observation["action_mask"] is an input of the network and not a mask, because {why}'
     for part in spec.of_kind(NUMBERS):
         sides = sorted(part.shape)[-2:]
         if len(sides) == 2 and sides[0] >= _BOARD and part.size <= _MANY_NUMBERS:
@@ -62,10 +68,17 @@ def warnings(env: gymnasium.Env, spec: ArraySpec, action: ActionSpec, seen: Seen
 
 
 def _warnings(env: gymnasium.Env, spec: ArraySpec, action: ActionSpec, seen: Seen) -> Iterator[str]:
-    if spec.vector_size > _MANY_NUMBERS:
+    for part in spec.of_kind(NUMBERS):
+        if part.size > _MANY_NUMBERS and len(part.shape) > 1:
+            yield (
+                f"{part.name}, {part.dtype} {list(part.shape)}, is flattened to {part.size:,} numbers for an "
+                "mlp; give images as uint8 [H, W, C] from 0 to 255, by TransformObservation for example, "
+                "or --torso your own network"
+            )
+    if (flags := sum(spec.choices)) > _MANY_NUMBERS:
         yield (
-            f"an observation is flattened to {spec.vector_size:,} numbers for an mlp; give images as uint8 "
-            "[H, W, C] from 0 to 255 (gymnasium.wrappers.TransformObservation), or --torso your own network"
+            f"Discrete and MultiDiscrete observations become {flags:,} zeros and ones for an mlp; a Box of "
+            "numbers would be smaller"
         )
     for name in (type(each).__name__ for each in wrappers(env)):
         if name in _STATISTICS:

@@ -210,7 +210,10 @@ def checked_mask(env_id: str, given: Any, name: str, spec: ActionSpec, *, ends: 
         )
     if given is None:
         return np.ones(spec.mask_size, np.uint8)
-    mask = flat_mask(given).ravel()
+    try:
+        mask = flat_mask(given).ravel()
+    except ValueError as error:
+        raise EnvError(f"{env_id} gives {name} with {error}") from None
     if mask.size != spec.mask_size:
         raise EnvError(f"{env_id} gives {name} of {mask.size} flags, but its actions need {spec.mask_size}")
     begins = np.cumsum((0, *spec.mask_counts[:-1]))

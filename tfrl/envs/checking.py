@@ -126,7 +126,7 @@ def _silent_faults(task: EnvSettings, steps: int, seed: int) -> Iterator[str]:
             with resetting:
                 shown, info = env.reset(seed=seed)
             begun.append(calls.stored(task.env, store, shown).copy())
-        if not np.array_equal(*begun):
+        if not np.array_equal(begun[0], begun[1]):
             yield (
                 "reset(seed=...) shows other observations for the same seed: pass the seed to "
                 "super().reset(seed=seed), and draw from self.np_random"
@@ -160,15 +160,14 @@ def _doubts(space: Any, shown: Any, name: str) -> Iterator[str]:
     from gymnasium import spaces
 
     where = f"observation {name}" if name else "an observation"
+    inner: dict[Any, Any] = {}
     if isinstance(space, spaces.Dict) and isinstance(shown, Mapping):
         for key in shown.keys() - space.spaces.keys():
             yield f"{where} has the key {key!r}, which its observation_space does not have: it is not used"
-        inner = space.spaces.items()
+        inner = dict(space.spaces)
     elif isinstance(space, spaces.Tuple):
-        inner = enumerate(space.spaces)
-    else:
-        inner = ()
-    for key, part in inner:
+        inner = dict(enumerate(space.spaces))
+    for key, part in inner.items():
         yield from _doubts(part, shown[key], f"{name}/{key}" if name else str(key))
     if not isinstance(space, spaces.Box) or not space.shape or len(space.shape) == 3:
         return

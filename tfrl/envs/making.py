@@ -61,7 +61,7 @@ def make_env(
     try:
         env = make(**options | ({"render_mode": "rgb_array"} if draws else {}))
         if not isinstance(env, gymnasium.Env):
-            raise TypeError(f"it is of type {type(env).__name__} and not a gymnasium.Env")
+            raise TypeError(f"it is of type {type(env).__name__} and not a gymnasium.Env{_other_kind(env)}")
     except Exception as error:  # a user's env may raise anything
         given = f" with {kwargs}" if kwargs != "{}" else ""
         raise ValueError(f"{env_id} cannot be made{given}: {summary(error)}") from error
@@ -70,6 +70,20 @@ def make_env(
         advice = "" if draws else "; let it take render_mode, and give that to the env"
         raise ValueError(f"{env_id} cannot be drawn: its render_mode is not rgb_array{advice}")
     return _without_checks(env)
+
+
+def _other_kind(env: Any) -> str:
+    """Advice about what is no `gymnasium.Env`, as the end of a sentence."""
+    modules = {kind.__module__.partition(".")[0] for kind in type(env).__mro__}
+    if isinstance(env, gymnasium.vector.VectorEnv) or "stable_baselines3" in modules:
+        return ": return one env, of which --num-envs makes a vector"
+    if "gym" in modules:
+        return ": for an env of Gym, return shimmy.GymV21CompatibilityV0(env=env), or V26"
+    if "pettingzoo" in modules:
+        return ": tfrl trains one agent, so a wrapper must play the others"
+    if isinstance(env, type) and issubclass(env, gymnasium.Env):
+        return ": return an object of this class"
+    return ""
 
 
 def _maker(

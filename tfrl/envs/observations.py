@@ -8,6 +8,7 @@ float32 if no part is an image, and otherwise consists of the bytes of all parts
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import keyword
 import math
@@ -102,7 +103,10 @@ class Part:
             if not isinstance(shown, str):
                 raise ValueError(f"{_in_words(shown)} where its observation_space says a text")
             return word_flags(shown)
-        array = np.asarray(shown)
+        try:
+            array = np.asarray(shown)
+        except ValueError:  # lists of different lengths
+            raise ValueError(f"{_in_words(shown)} where its observation_space says an array") from None
         is_bytes = self.kind == IMAGE and self.env_dtype == "uint8"
         of_its_kind = array.dtype == np.uint8 if is_bytes else array.dtype.kind in "biuf"
         if array.shape != self.env_shape or not of_its_kind:
@@ -114,7 +118,7 @@ class Part:
             return self.layout.stored(array)
         if self.kind == CHOICES:
             array = array.reshape(-1) - np.array(self.starts)
-            if (array < 0).any() or (array >= np.array(self.counts)).any():
+            if (array < 0).any() or (array >= np.array(self.counts)).any() or (array % 1 != 0).any():
                 raise ValueError(f"{shown}, which its observation_space does not have")
             array = array.reshape(self.shape)
         elif self.kind == FLAGS and not np.isin(array, (0, 1)).all():
@@ -314,9 +318,16 @@ def batch_size(spec: ArraySpec, shown: Any) -> int | None:
 
 
 def flat_mask(given: Any) -> np.ndarray:
-    """A mask as flags uint8 [..., A]; for MultiDiscrete it may be a tuple of arrays."""
+    """A mask as flags uint8 [..., A]; for MultiDiscrete it may be a tuple of arrays.
+
+    Raises ValueError, with the end of a sentence, for other numbers than 0 and 1. Such a mask may list the
+    numbers of actions, or be added to logits.
+    """
     flags = np.concatenate([np.asarray(x) for x in given], axis=-1) if isinstance(given, tuple) else given
-    return (np.asarray(flags) != 0).astype(np.uint8)
+    flags = np.asarray(flags)
+    if not ((flags == 0) | (flags == 1)).all():
+        raise ValueError("other numbers than 1 for allowed and 0 for forbidden actions")
+    return flags.astype(np.uint8)
 
 
 class Packer:
@@ -369,7 +380,9 @@ def _at(shown: Any, keys: tuple[str, ...]) -> Any:
 def _in_words(shown: Any) -> str:
     if shown is None:
         return "None"
-    if isinstance(shown, str | Mapping | tuple):
-        return f"a value of type {type(shown).__name__}"
-    array = np.asarray(shown)
-    return f"{array.dtype} {list(array.shape)}"
+    if not isinstance(shown, str | Mapping | tuple):
+        with contextlib.suppress(ValueError):
+            array = np.asarray(shown)
+            if array.dtype != object or array.ndim:
+                return f"{array.dtype} {list(array.shape)}"
+    return f"a value of type {type(shown).__name__}"

@@ -148,9 +148,14 @@ def advice(task: EnvSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if family(task.env).names:
         return (), ()
     known = facts.facts_of(task)
+    notes, longest, own = list(known.notes), task.max_episode_steps, known.time_limit
     if task.action_masks == "never" and known.mask_source:
-        return (f"the action masks of {task.env} are not used: --action-masks never",), known.warnings
-    return known.notes, known.warnings
+        notes = [f"the action masks of {task.env} are not used: --action-masks never"]
+    if longest and own and own < longest and callables.is_name(task.env):  # of an id, it has been removed
+        notes.append(
+            f"the time limit within the env, {own:,} steps, comes before --max-episode-steps {longest:,}"
+        )
+    return tuple(notes), known.warnings
 
 
 def name_of(env: str | Callable[..., Any]) -> str:

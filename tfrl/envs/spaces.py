@@ -15,7 +15,7 @@ from tfrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
 def observation_spec(env_id: str, space: spaces.Space | None) -> ArraySpec:
     """The spec of an env's observations. Raises ValueError if the space is not supported."""
     if isinstance(space, spaces.Box):
-        if len(space.shape) == 1 and np.issubdtype(space.dtype, np.number):
+        if len(space.shape) == 1 and space.shape[0] and np.issubdtype(space.dtype, np.number):
             return ArraySpec(space.shape, "float32")
         if (layout := _layout(env_id, space)) is not None:
             return ArraySpec(layout.image_shape, "uint8", None if layout.is_plain else layout)
@@ -75,7 +75,7 @@ def action_spec(env_id: str, space: spaces.Space | None) -> ActionSpec:
         if isinstance(space, spaces.MultiDiscrete):
             counts, starts = (tuple(np.ravel(x).tolist()) for x in (space.nvec, space.start))
         return MultiDiscrete(counts, starts, space.shape, space.dtype.name)
-    if isinstance(space, spaces.Box) and space.shape and space.dtype.kind == "f":
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
         return _box(env_id, space)
     advice = ""
     if isinstance(space, spaces.Dict | spaces.Tuple):

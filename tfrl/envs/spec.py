@@ -245,6 +245,11 @@ class Box(ActionSpec):
         scaled = np.minimum(scaled, high, out=scaled).astype(self.env_dtype, copy=False)
         return scaled if self.env_shape is None else scaled.reshape(len(scaled), *self.env_shape)
 
+    def env_inputs(self, actions: np.ndarray) -> Sequence[Any] | np.ndarray:
+        """Arrays of the shape `env_shape`; a single number is an array, too."""
+        taken = self.as_env_takes(actions)
+        return taken if taken.ndim > 1 else [np.asarray(number) for number in taken]
+
     def uniform(self, generator: np.random.Generator, count: int) -> np.ndarray:
         """Uniform actions, float32 [count, D] in [-1, 1)."""
         return generator.uniform(-1.0, 1.0, (count, *self.shape)).astype(np.float32)

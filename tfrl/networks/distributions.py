@@ -320,7 +320,7 @@ class TanhNormalActions(ActionDistribution):
         self.distribution, size = TanhNormal, action_spec.shape[0]
         self.parameters_size, self.noise_size, self.deviation_size = 2 * size, size, size
         self._low, self._high = action_spec.low, action_spec.high
-        self._env_shape = action_spec.env_shape or action_spec.shape
+        self._env_shape = action_spec.shape if action_spec.env_shape is None else action_spec.env_shape
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """Standard normal numbers, float32 [steps, D]."""
