@@ -1,4 +1,4 @@
-"""What users should know of a Gymnasium env before it trains, in sentences.
+"""Sentences for users about a Gymnasium env, before it trains.
 
 Notes say what tfrl makes of the env's values. Warnings name what may harm the training.
 """

@@ -35,7 +35,7 @@ STEP = "step(action)"
 
 
 class Seen(NamedTuple):
-    """What the first calls of an env show.
+    """The results of the first calls of an env.
 
     Attributes:
       mask_source: where its action mask is, such as IN_INFO, or "" without a mask.
@@ -140,7 +140,7 @@ _MASKS = {
 def mask_source(
     env_id: str, env: gymnasium.Env, shown: Any, info: Mapping[str, Any], spec: ArraySpec, actions: ActionSpec
 ) -> str:
-    """Where an env that has just been reset gives its action mask, such as IN_INFO; "" without a mask.
+    """The place of the action mask of an env that has just been reset, such as IN_INFO; "" without one.
 
     Raises EnvError if it gives None in place of a mask.
     """

@@ -29,8 +29,8 @@ take as one-hot vectors; numbers of 0 or 1; the action mask."""
 ALONE, ACTION_MASK = "observation", "action_mask"
 """The names of a single array without keys, and of the mask."""
 IN_INFO, IN_OBSERVATION, BY_METHOD = "info", "observation", "method"
-"""Where an env gives its action mask: `info["action_mask"]`, `observation["action_mask"]` (PettingZoo's
-form), or `env.action_masks()` (sb3-contrib's form)."""
+"""The places of an action mask: `info["action_mask"]`, `observation["action_mask"]` (PettingZoo's form), or
+`env.action_masks()` (sb3-contrib's form)."""
 FORBIDDEN = np.float32(-1e9)
 """A network's output for a forbidden action (Huang and Ontañón 2022, arXiv:2006.14171): its probability and
 gradient are exactly 0. It is finite, so that p log p is 0 for p = 0.
