@@ -161,7 +161,7 @@ def named(spec, rows):
     for part in spec.parts:
         stored = rows[..., spec.places[part]].view(spec.stored_type(part.kind))
         array = stored.reshape((*rows.shape[:-1], *part.shape))
-        if part.channels_first:
+        if part.layout is not None:  # those of PLACES are [C, H, W]
             array = np.moveaxis(array, -1, -3)
         if part.kind == "choices":
             array = array + np.array(part.starts, np.int64).reshape(part.shape)

@@ -24,6 +24,7 @@ from tfrl.cli.streams import quiet_start
 from tfrl.config import run_folder
 from tfrl.config.run import RLSettings
 from tfrl.envs import callables, observations, registry
+from tfrl.envs.spec import Discrete
 from tfrl.envs.subprocesses import ENV_PROCESS
 from tfrl.experience import episodes as playing
 from tfrl.networks.weights import PolicySource, find_policy
@@ -196,6 +197,8 @@ class Policy:
         self.config, self.source = source.config, source.name
         self._player = player
         self._observation, self._action = registry.specs(source.config)
+        inputs = [part for part in self._observation.parts if part.kind != observations.MASK]
+        self._shows_mask = all(part.keys != (observations.ACTION_MASK,) for part in inputs)
 
     @overload
     def __call__(
@@ -222,8 +225,9 @@ class Policy:
             observations is a Dict or Tuple of arrays [B, ...].
           state: only for a recurrent policy: `initial_state()` at the first step of an episode, then the
             state that the last call returned.
-          action_mask: `info["action_mask"]`, [A] or [B, A], for a policy that was trained with masks. None:
-            all actions are allowed.
+          action_mask: `info["action_mask"]` or `env.action_masks()`, [A] or [B, A], for a policy that was
+            trained with masks. None: that of the observation, if the env shows it there; otherwise, all
+            actions are allowed.
           reward: the reward of the last action, a number or [B], for a policy that was trained with
             --memory-inputs.
 
@@ -308,7 +312,8 @@ class Policy:
         chosen = player.act(*arguments)
         actions, states = (chosen, chosen) if memory is None else chosen
         batch = self._action.as_env_takes(actions[: len(rows)])
-        taken: Action = batch if is_batch else batch[0] if batch.ndim > 1 else int(batch[0])
+        one = int if isinstance(self._action, Discrete) else np.asarray
+        taken: Action = batch if is_batch else one(batch[0])
         if memory is None:
             return taken
         memory.acted(states[: len(rows)], actions[: len(rows)])
@@ -334,7 +339,12 @@ class Policy:
     def _packed(self, observation: Any, mask: Any) -> tuple[np.ndarray, bool]:
         """Rows [B, n] that pack Dict or Tuple observations and their masks, and True if a batch was given."""
         spec, size = self._observation, self._action.mask_size
-        flags = np.ones(size, np.uint8) if mask is None else observations.flat_mask(mask)
+        if mask is None and self._shows_mask and isinstance(observation, Mapping):
+            mask = observation.get(observations.ACTION_MASK)
+        try:
+            flags = np.ones(size, np.uint8) if mask is None else observations.flat_mask(mask)
+        except ValueError as error:
+            raise SettingsError(f"the policy does not take an action_mask with {error}.") from None
         try:
             count = observations.batch_size(spec, observation)
             rows = [None] if count is None else range(count)
@@ -353,11 +363,18 @@ class Policy:
         if not is_batch and observation.shape != shape:
             wanted = f"{list(shape)}, or a batch of them"
             raise SettingsError(f"the policy takes observations of {wanted}; got {list(observation.shape)}.")
-        if spec.dtype == "uint8" and observation.dtype.kind not in "biu":
-            raise SettingsError(f"the policy takes integers of 0 to 255, uint8; got {observation.dtype}.")
+        floats = spec.dtype == "float32" or spec.arrays[0].env_dtype.startswith("float")
+        if observation.dtype.kind not in ("biuf" if floats else "biu"):
+            wanted = "numbers" if floats else "integers of 0 to 255, uint8"
+            raise SettingsError(f"the policy takes {wanted}; got {observation.dtype}.")
+        if not floats and ((observation < 0) | (observation > 255)).any():
+            raise SettingsError("the policy takes integers of 0 to 255; got others.")
         rows = observation if is_batch else observation[None]
-        if spec.channels_first:
-            rows = np.moveaxis(rows, 1, -1)
+        if spec.layout is not None:
+            try:
+                rows = spec.layout.stored(rows)
+            except ValueError as error:
+                raise SettingsError(f"the policy does not take an observation of {error}.") from None
         return np.ascontiguousarray(rows, spec.dtype), is_batch
 
 

@@ -13,7 +13,10 @@ from made_envs import digest, made, play, vector
 
 from tfrl.envs import gymnasium as family
 from tfrl.envs import registry
-from tfrl.envs.gymnasium import action_spec, find_facts, make_env
+from tfrl.envs.facts import find_facts
+from tfrl.envs.images import Layout
+from tfrl.envs.making import make_env
+from tfrl.envs.spaces import action_spec
 from tfrl.envs.spec import ArraySpec, Box, Discrete
 
 
@@ -302,7 +305,9 @@ def test_actions_and_observations_are_converted():
         given = spec.as_env_takes(np.array([[-1, 1], [0, 0.5]], np.float32))
         np.testing.assert_allclose(given, np.float32([[-most, most], [0, most / 2]]), rtol=1e-3)
     frames, shown = vector(made("Frames"), [0]), make_env(made("Frames")).reset(seed=0)[0]
-    assert frames.observation_spec == ArraySpec((20, 20, 4), "uint8", channels_first=True)
+    assert frames.observation_spec == ArraySpec(
+        (20, 20, 4), "uint8", Layout("CHW", (4, 20, 20), "uint8", 255)
+    )
     np.testing.assert_array_equal(frames.observe().observation[0], np.moveaxis(shown, 0, -1))
     pixels = vector(made("Pixels"), [0])
     assert pixels.observation_spec == ArraySpec((8, 6, 3), "uint8")

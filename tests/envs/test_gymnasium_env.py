@@ -11,9 +11,11 @@ from made_envs import made
 from packed_envs import packed
 from processes import without_display
 
-from tfrl.envs import callables, registry
-from tfrl.envs.gymnasium import find_facts, make_env, observation_spec
+from tfrl.envs import callables, facts
+from tfrl.envs.facts import find_facts
+from tfrl.envs.making import make_env
 from tfrl.envs.registry import reward_threshold
+from tfrl.envs.spaces import observation_spec
 from tfrl.envs.spec import EnvSpec
 
 
@@ -41,8 +43,7 @@ from tfrl.envs.spec import EnvSpec
         pytest.param("LunarLander-v3", "gymnasium[box2d]", id="box2d"),
         (made("Several"), "shows a Sequence at a, which is not supported"),
         (made("Nothing"), "has empty observations: a Dict without any numbers"),
-        (made("Table"), "takes a MultiDiscrete"),
-        (made("Whole"), "takes a Box of int64 [2]"),
+        (made("Whole"), "takes a Box of int64 [2], which is not supported"),
         (made("Unbounded"), "takes actions without bounds"),
         (made("Huge"), "between -3.4e+38 and 3.4e+38, which are hardly bounds"),
         (made("Huge64"), "between -1.7e+308 and 1.7e+308, which are hardly bounds"),
@@ -85,7 +86,7 @@ def test_the_shape_of_an_image_tells_where_its_channels_are(shape, axis):
             observation_spec("It-v0", space)
         return
     spec = observation_spec("It-v0", space)
-    assert spec.channels_first is (axis == 0) and spec.env_shape == shape
+    assert (spec.layout is not None) is (axis == 0) and spec.env_shape == shape
     assert spec.shape == (shape if axis == 2 else (*shape[1:], shape[0]))
 
 
@@ -107,12 +108,12 @@ def test_the_reward_threshold_of_an_id_is_gymnasiums():
 
 @pytest.mark.parametrize("env", ["CartPole-v1", made("Lopsided"), packed("Dict"), packed("MaskedMany")])
 def test_facts_about_an_env_go_through_a_file(env, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_known", {})
+    monkeypatch.setattr(facts, "_known", {})
     task = EnvSpec(env, num_envs=1, seed=1)
-    found = registry.facts_of(task)
-    (tmp_path / registry.FACTS_FILE).write_text(registry.facts_text(task))
-    registry.remember_facts(tmp_path)
-    assert registry.facts_of(task) is not found and registry.facts_of(task) == found
+    found = facts.facts_of(task)
+    (tmp_path / facts.FACTS_FILE).write_text(facts.facts_text(task))
+    facts.remember_facts(tmp_path)
+    assert facts.facts_of(task) is not found and facts.facts_of(task) == found
 
 
 def test_a_function_without_render_mode_is_told_what_videos_need():

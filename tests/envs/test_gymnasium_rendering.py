@@ -6,7 +6,7 @@ import pytest
 from made_envs import made, vector
 from processes import without_display
 
-from tfrl.envs.gymnasium import make_env
+from tfrl.envs.making import make_env
 
 
 def test_mujoco_writes_no_log_into_the_folder_and_nothing_is_printed(tmp_path):

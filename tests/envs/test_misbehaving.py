@@ -12,7 +12,8 @@ from processes import Answer, Training
 
 from tfrl.cli import signals
 from tfrl.cli.errors import EnvError
-from tfrl.envs.gymnasium import GymnasiumVec, find_facts
+from tfrl.envs.facts import find_facts
+from tfrl.envs.gymnasium import GymnasiumVec
 from tfrl.envs.spec import EnvSpec
 from tfrl.envs.subprocesses import SubprocessVecEnv
 

@@ -15,8 +15,9 @@ from packed_envs import ALONE, PLACES, drawn, named, packed
 from tfrl import config as settings
 from tfrl.cli.errors import EnvError
 from tfrl.envs import callables, observations, registry
-from tfrl.envs.calls import mask_of
-from tfrl.envs.gymnasium import find_facts, observation_spec
+from tfrl.envs.calls import checked_mask
+from tfrl.envs.facts import find_facts
+from tfrl.envs.spaces import observation_spec
 from tfrl.envs.spec import EnvSpec
 from tfrl.networks.entrance import Entrance, own_torso
 
@@ -111,20 +112,22 @@ def test_numbers_that_are_not_finite_are_refused():
         pack(shown)
 
 
-def test_the_mask_of_an_env_is_checked():
-    spec = find_facts(packed("Masked")).action
-    assert mask_of("It-v0", {"action_mask": [0, 1, 0, 0, 2]}, spec).tolist() == [0, 1, 0, 0, 1]
-    for info, sentence in (
-        ({}, "gives no info"),
-        ({"action_mask": np.zeros(5)}, "forbids every action"),
-        ({"action_mask": np.ones(4)}, "of 4 flags, but its actions need 5"),
+def test_a_mask_is_checked():
+    spec, name = find_facts(packed("Masked")).action, 'info["action_mask"]'
+    assert checked_mask("It-v0", [0, 1.0, 0, 0, True], name, spec).tolist() == [0, 1, 0, 0, 1]
+    for mask, sentence in (
+        (None, 'gives no info["action_mask"], but gave one at its first reset'),
+        (np.zeros(5), 'forbids every action in its info["action_mask"]'),
+        (np.ones(4), 'gives info["action_mask"] of 4 flags, but its actions need 5'),
+        ([0, 1, 2, 3, 4], 'gives info["action_mask"] with other numbers than 1 for allowed and 0 for'),
+        ([0, 0, -np.inf, 0, 0], "with other numbers than 1 for allowed and 0 for forbidden actions"),
     ):
-        with pytest.raises(EnvError, match=sentence):
-            mask_of("It-v0", info, spec)
+        with pytest.raises(EnvError, match=re.escape(sentence)):
+            checked_mask("It-v0", mask, name, spec)
     many = find_facts(packed("MaskedMany")).action
-    with pytest.raises(EnvError, match="forbids every action"):
-        mask_of("It-v0", {"action_mask": (np.ones(3), np.zeros(4))}, many)
-    assert mask_of("It-v0", {}, many, ends=True).all()
+    with pytest.raises(EnvError, match="forbids every value of part 1 of the action in its action_masks"):
+        checked_mask("It-v0", (np.ones(3), np.zeros(4)), "action_masks()", many)
+    assert checked_mask("It-v0", None, name, many, ends=True).all()
 
 
 def test_the_default_torso_follows_from_the_observations():

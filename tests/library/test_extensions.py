@@ -21,7 +21,7 @@ import tfrl
 from tfrl.algorithms import dqn, ppo
 from tfrl.cli.flags import NOT_NEGATIVE
 from tfrl.config import hyperparameters, reader_of
-from tfrl.envs import registry
+from tfrl.envs.facts import FACTS_FILE
 from tfrl.ops import q_learning
 from tfrl.training.command import of_algorithm
 
@@ -346,4 +346,4 @@ def test_a_policy_loads_where_its_env_cannot_be_made(runs, tmp_path):
     command = [sys.executable, "-c", code, str(run.folder), str(run.folder / "export")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 2, done.stderr
-    assert "pickle" not in (run.folder / registry.FACTS_FILE).read_text()
+    assert "pickle" not in (run.folder / FACTS_FILE).read_text()

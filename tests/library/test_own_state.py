@@ -6,7 +6,7 @@ import pytest
 from gymnasium.wrappers import TimeLimit
 
 from tfrl.envs import registry
-from tfrl.envs.gymnasium import find_facts
+from tfrl.envs.facts import find_facts
 from tfrl.envs.spec import EnvSpec
 
 

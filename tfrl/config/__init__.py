@@ -13,6 +13,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import coerce, field_types, nearest
 from tfrl.cli.settings import SETTINGS_FILE, NoResult, Reader, Settings, algorithm_of
 from tfrl.envs import callables, registry
+from tfrl.envs.facts import remember_facts
 
 if TYPE_CHECKING:
     from tfrl.config.run import RLSettings
@@ -114,7 +115,7 @@ def of_run(path: Path) -> RLSettings:
         )
     if algorithm_of(path / SETTINGS_FILE) == "resnet":
         raise UserError(f"{path} is a run of resnet.train; evaluate it with python -m resnet.evaluate.")
-    registry.remember_facts(path)
+    remember_facts(path)
     config = from_yaml(path / SETTINGS_FILE)
     try:
         # The folder's name is not checked.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import random
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -19,41 +20,103 @@ from gymnasium.wrappers import TimeLimit
 
 from tfrl.cli import signals
 from tfrl.cli.errors import EnvError
-from tfrl.envs.observations import ACTION_MASK, ArraySpec, flat_mask
+from tfrl.envs.observations import (
+    ACTION_MASK,
+    BY_METHOD,
+    IN_INFO,
+    IN_OBSERVATION,
+    ArraySpec,
+    flat_mask,
+)
 from tfrl.envs.spec import ActionSpec
 
 RESET = "reset(seed=..., options=...)"
 STEP = "step(action)"
 
 
-def check_calls(env_id: str, env: gymnasium.Env, spec: ArraySpec, action_spec: ActionSpec) -> bool:
-    """Calls `reset` and `step` once each; True if the reset's info has an "action_mask" for these actions.
+class Seen(NamedTuple):
+    """The results of the first calls of an env.
+
+    Attributes:
+      mask_source: where its action mask is, such as IN_INFO, or "" without a mask.
+      generators: the generators of the whole process that it draws from.
+      info: the info of its first reset.
+    """
+
+    mask_source: str
+    generators: tuple[str, ...]
+    info: Mapping[str, Any]
+
+
+def check_calls(env_id: str, env: gymnasium.Env, spec: ArraySpec, action_spec: ActionSpec) -> Seen:
+    """Calls `reset` and `step` once each, and once more if the first calls draw from a global generator.
 
     Raises EnvError if they fail, or return values of the wrong kind.
     """
     env.action_space.seed(0)
     action = env.action_space.sample()
+    before = generator_states()
     with Calling(env_id, env, RESET):
-        begun, info = env.reset(seed=1)
-        has_mask = ACTION_MASK in dict(info) and action_spec.mask_size > 0
-        if has_mask:
-            action = _allowed_action(env_id, info, action_spec)
+        begun, begun_info = env.reset(seed=1)
+        dict(begun_info)  # raises an error if it is none
+        source = mask_source(env_id, env, begun, begun_info, spec, action_spec)
+        if source:
+            action = _allowed_action(
+                mask_of(env_id, env, source, begun, begun_info, action_spec), action_spec
+            )
     with Calling(env_id, env, STEP), np.errstate(over="ignore"):  # `check_finite` reports it
-        after, given, _, _, info = env.step(action)
+        after, given, terminated, truncated, info = env.step(action)
         reward = np.asarray(float(given), np.float32)
-        dict(info)  # raises an error if it is none
+        checked_ends(env_id, terminated, truncated)
+        dict(info)
     for shown in (begun, after):
         observation = stored(env_id, spec.store(), shown)
         with np.errstate(over="ignore"):
             check_finite(env_id, reward, observation.astype(spec.dtype))
-    return has_mask
+    generators = drawn_from(before)
+    if generators:  # the first calls may also have imported a library that draws
+        before = generator_states()
+        with contextlib.suppress(Exception):  # a mask may forbid the action now
+            env.reset(seed=1)
+            env.step(action)
+        generators = drawn_from(before)
+    return Seen(source, generators, dict(begun_info))
 
 
-def _allowed_action(env_id: str, info: Mapping[str, Any], spec: ActionSpec) -> Any:
-    """The first action that the mask in an info allows."""
-    mask = mask_of(env_id, info, spec).astype(bool)
-    zeros = np.zeros((1, max(1, math.prod(spec.shape))), np.float32)
-    return spec.env_inputs(spec.from_uniform(zeros, mask[None]))[0]
+def generator_states() -> dict[str, Any]:
+    """The states of the generators of the whole process, by name."""
+    _, keys, *rest = np.random.get_state()
+    return {"np.random": (np.asarray(keys).tobytes(), *rest), "random": random.getstate()}
+
+
+def drawn_from(before: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the generators whose states have changed."""
+    return tuple(name for name, state in generator_states().items() if state != before[name])
+
+
+def checked_ends(env_id: str, *flags: Any) -> list[bool]:
+    """`terminated` and `truncated` as bools. Raises EnvError if one of them is not a bool, 0 or 1."""
+    found = []
+    for name, value in zip(("terminated", "truncated"), flags, strict=True):
+        array = np.asarray(value)
+        if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):
+            text = repr(value).partition("\n")[0]
+            raise EnvError(f"{env_id} gave {name} = {text}, in {STEP}: it must be True or False")
+        found.append(bool(array.item()))
+    return found
+
+
+def time_limit(env: gymnasium.Env) -> int | None:
+    """The smallest number of steps of the env's TimeLimit wrappers; None without one."""
+    limits = [each._max_episode_steps for each in wrappers(env) if isinstance(each, TimeLimit)]
+    return min(limits, default=None)
+
+
+def wrappers(env: gymnasium.Env) -> Iterator[gymnasium.Wrapper]:
+    """The wrappers of an env, the outermost first."""
+    while isinstance(env, gymnasium.Wrapper):
+        yield env
+        env = env.env
 
 
 def stored(env_id: str, store: Callable[..., np.ndarray], *shown: Any) -> np.ndarray:
@@ -64,34 +127,112 @@ def stored(env_id: str, store: Callable[..., np.ndarray], *shown: Any) -> np.nda
         raise EnvError(f"{env_id} shows an observation of {error}") from None
 
 
-def mask_of(env_id: str, info: Mapping[str, Any], spec: ActionSpec, *, ends: bool = False) -> np.ndarray:
-    """The action mask in an info, uint8 [mask_size]; for MultiDiscrete it is flat or a tuple of arrays.
+# Action masks
+
+_MASKS = {
+    IN_INFO: 'info["action_mask"]',
+    IN_OBSERVATION: 'observation["action_mask"]',
+    BY_METHOD: "action_masks()",
+}
+"""The masks of each source in messages."""
+
+
+def mask_source(
+    env_id: str, env: gymnasium.Env, shown: Any, info: Mapping[str, Any], spec: ArraySpec, actions: ActionSpec
+) -> str:
+    """The place of the action mask of an env that has just been reset, such as IN_INFO; "" without one.
+
+    Raises EnvError if it gives None in place of a mask.
+    """
+    if not actions.mask_size:
+        return ""
+    if ACTION_MASK in info:
+        if info[ACTION_MASK] is None:
+            raise EnvError(
+                f'{env_id} gives info["{ACTION_MASK}"] = None, in {RESET}: give an array of '
+                f"{actions.mask_size} flags, or leave it out"
+            )
+        return IN_INFO
+    if any(part.keys == (ACTION_MASK,) and part.size == actions.mask_size for part in spec.parts):
+        return IN_OBSERVATION if len(spec.parts) > 1 else ""
+    return BY_METHOD if _masks_method(env) is not None else ""
+
+
+def _masks_method(env: gymnasium.Env) -> Callable[[], Any] | None:
+    """The method `action_masks` of an env or of one of its wrappers."""
+    try:
+        found = env.get_wrapper_attr("action_masks")
+    except AttributeError:
+        return None
+    return found if callable(found) else None
+
+
+def mask_of(
+    env_id: str,
+    env: gymnasium.Env,
+    source: str,
+    shown: Any,
+    info: Mapping[str, Any],
+    spec: ActionSpec,
+    *,
+    ends: bool = False,
+) -> np.ndarray:
+    """The action mask of an env, uint8 [mask_size]; for MultiDiscrete it is flat or a tuple of arrays.
 
     Where an episode `ends`, the mask may be missing or may forbid everything. Then all actions are allowed,
     because the mask only serves to value the last observation of a truncated episode.
 
+    Args:
+      env_id: its name.
+      env: the env, whose last call returned `shown` and `info`.
+      source: such as IN_INFO.
+      shown, info: an observation and its info.
+      spec: that of the actions.
+      ends: the observation is the last one of an episode.
+
     Raises EnvError if the mask is missing, has another size or forbids all actions.
     """
-    given = info.get(ACTION_MASK)
+    given: Any = info.get(ACTION_MASK)
+    if source == IN_OBSERVATION:
+        given = shown.get(ACTION_MASK) if isinstance(shown, Mapping) else None
+    elif source == BY_METHOD:
+        method = _masks_method(env)
+        given = None if method is None else method()
+    return checked_mask(env_id, given, _MASKS[source], spec, ends=ends)
+
+
+def checked_mask(env_id: str, given: Any, name: str, spec: ActionSpec, *, ends: bool = False) -> np.ndarray:
+    """A mask as flags uint8 [mask_size]. Raises EnvError like `mask_of`, which explains `ends`."""
     if given is None and not ends:
         raise EnvError(
-            f'{env_id} gives no info["{ACTION_MASK}"], but gave one at its first reset: give one at each '
-            "reset and step, or use --action-masks never"
+            f"{env_id} gives no {name}, but gave one at its first reset: give one at each reset and step, or "
+            "use --action-masks never"
         )
     if given is None:
         return np.ones(spec.mask_size, np.uint8)
-    mask = flat_mask(given).ravel()
+    try:
+        mask = flat_mask(given).ravel()
+    except ValueError as error:
+        raise EnvError(f"{env_id} gives {name} with {error}") from None
     if mask.size != spec.mask_size:
-        raise EnvError(
-            f'{env_id} gives an info["{ACTION_MASK}"] of {mask.size} flags, but its actions need '
-            f"{spec.mask_size}"
-        )
+        raise EnvError(f"{env_id} gives {name} of {mask.size} flags, but its actions need {spec.mask_size}")
     begins = np.cumsum((0, *spec.mask_counts[:-1]))
-    if not np.maximum.reduceat(mask, begins).all():
-        if ends:
-            return np.ones(spec.mask_size, np.uint8)
-        raise EnvError(f'{env_id} forbids every action in its info["{ACTION_MASK}"]')
-    return mask
+    allowed = np.maximum.reduceat(mask, begins)
+    if allowed.all():
+        return mask
+    if ends:
+        return np.ones(spec.mask_size, np.uint8)
+    what = "every action" if len(begins) == 1 else f"every value of part {allowed.argmin()} of the action"
+    raise EnvError(f"{env_id} forbids {what} in its {name}")
+
+
+def _allowed_action(mask: np.ndarray, spec: ActionSpec) -> Any:
+    """The first action that a mask uint8 [mask_size] allows."""
+    zeros = np.zeros((1, max(1, math.prod(spec.shape))), np.float32)
+    return spec.env_inputs(spec.from_uniform(zeros, mask[None].astype(bool)))[0]
+
+
+# Numbers
 
 
 def check_finite(env_id: str, reward: np.ndarray, observation: np.ndarray) -> None:

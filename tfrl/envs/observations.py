@@ -8,6 +8,7 @@ float32 if no part is an image, and otherwise consists of the bytes of all parts
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import keyword
 import math
@@ -20,11 +21,16 @@ from typing import Any
 
 import numpy as np
 
+from tfrl.envs.images import Layout
+
 IMAGE, NUMBERS, CHOICES, FLAGS, MASK = KINDS = ("image", "numbers", "choices", "flags", "mask")
 """Kinds of parts, in the order of a row: uint8 images; real numbers; integers of a few values, which networks
 take as one-hot vectors; numbers of 0 or 1; the action mask."""
 ALONE, ACTION_MASK = "observation", "action_mask"
 """The names of a single array without keys, and of the mask."""
+IN_INFO, IN_OBSERVATION, BY_METHOD = "info", "observation", "method"
+"""The places of an action mask: `info["action_mask"]`, `observation["action_mask"]` (PettingZoo's form), or
+`env.action_masks()` (sb3-contrib's form)."""
 FORBIDDEN = np.float32(-1e9)
 """A network's output for a forbidden action (Huang and Ontañón 2022, arXiv:2006.14171): its probability and
 gradient are exactly 0. It is finite, so that p log p is 0 for p = 0.
@@ -45,7 +51,7 @@ class Part:
       kind: one of `KINDS`.
       shape: the shape of the array; (H, W, C) for images.
       dtype: NumPy's name of the env's dtype; "str" for a text, which becomes `word_flags`.
-      channels_first: the env itself shows images [C, H, W].
+      layout: how the env shows an image, if not as uint8 [H, W, C].
       counts: for choices, the number of values of each choice.
       starts: for choices, the smallest value of each choice in the env.
     """
@@ -54,7 +60,7 @@ class Part:
     kind: str
     shape: tuple[int, ...]
     dtype: str
-    channels_first: bool = False
+    layout: Layout | None = None
     counts: tuple[int, ...] = ()
     starts: tuple[int, ...] = ()
 
@@ -70,17 +76,21 @@ class Part:
 
     @property
     def env_shape(self) -> tuple[int, ...]:
-        """The shape as the env shows it: (C, H, W) if `channels_first`."""
-        return (self.shape[2], *self.shape[:2]) if self.channels_first else self.shape
+        """The shape as the env shows it."""
+        return self.shape if self.layout is None else self.layout.shape
 
     @property
     def env_dtype(self) -> str:
         """NumPy's name of the env's dtype; uint8 for a text, which becomes flags."""
+        if self.layout is not None:
+            return self.layout.dtype
         return "uint8" if self.dtype == "str" else self.dtype
 
     def __str__(self) -> str:
         if self.dtype == "str":
             return "text"
+        if self.layout is not None:
+            return f"{self.dtype} {list(self.shape)} {self.layout}"
         few = f" of {', '.join(map(str, self.counts))} values" if 0 < len(self.counts) <= _FEW else ""
         return f"{self.dtype} {list(self.env_shape)}{few}"
 
@@ -93,18 +103,22 @@ class Part:
             if not isinstance(shown, str):
                 raise ValueError(f"{_in_words(shown)} where its observation_space says a text")
             return word_flags(shown)
-        array = np.asarray(shown)
-        of_its_kind = array.dtype == np.uint8 if self.kind == IMAGE else array.dtype.kind in "biuf"
+        try:
+            array = np.asarray(shown)
+        except ValueError:  # lists of different lengths
+            raise ValueError(f"{_in_words(shown)} where its observation_space says an array") from None
+        is_bytes = self.kind == IMAGE and self.env_dtype == "uint8"
+        of_its_kind = array.dtype == np.uint8 if is_bytes else array.dtype.kind in "biuf"
         if array.shape != self.env_shape or not of_its_kind:
-            wanted = "uint8" if self.kind == IMAGE else "numbers"
+            wanted = "uint8" if is_bytes else "numbers"
             raise ValueError(
                 f"{_in_words(shown)} where its observation_space says {wanted} {list(self.env_shape)}"
             )
-        if self.channels_first:
-            return np.moveaxis(array, 0, -1)
+        if self.layout is not None:
+            return self.layout.stored(array)
         if self.kind == CHOICES:
             array = array.reshape(-1) - np.array(self.starts)
-            if (array < 0).any() or (array >= np.array(self.counts)).any():
+            if (array < 0).any() or (array >= np.array(self.counts)).any() or (array % 1 != 0).any():
                 raise ValueError(f"{shown}, which its observation_space does not have")
             array = array.reshape(self.shape)
         elif self.kind == FLAGS and not np.isin(array, (0, 1)).all():
@@ -131,13 +145,13 @@ class ArraySpec:
     Attributes:
       shape: for observations, (H, W, C) of images, (D,) of vectors, (n,) of rows with `parts`.
       dtype: NumPy's name: "uint8" of images, "float32" of vectors.
-      channels_first: True if the env's images are [C, H, W]; they are transposed to `shape`.
+      layout: how the env shows a single image, if not as uint8 [H, W, C].
       parts: the arrays in a row, in order; empty for a single image or vector.
     """
 
     shape: tuple[int, ...]
     dtype: str
-    channels_first: bool = False
+    layout: Layout | None = None
     parts: tuple[Part, ...] = ()
 
     @classmethod
@@ -156,7 +170,7 @@ class ArraySpec:
     def arrays(self) -> tuple[Part, ...]:
         """The arrays of an observation: `parts`, or the single image or vector."""
         kind = IMAGE if len(self.shape) == 3 else NUMBERS
-        return self.parts or (Part((), kind, self.shape, self.dtype, self.channels_first),)
+        return self.parts or (Part((), kind, self.shape, self.dtype, self.layout),)
 
     @cached_property
     def identifiers(self) -> dict[Part, str]:
@@ -180,14 +194,13 @@ class ArraySpec:
 
     @property
     def env_shape(self) -> tuple[int, ...]:
-        """The shape of a single image or vector as the env shows it: (C, H, W) if `channels_first`."""
+        """The shape of a single image or vector as the env shows it."""
         return self.arrays[0].env_shape
 
     def __str__(self) -> str:
         if self.parts:
             return ", ".join(f"{part.name}: {part}" for part in self.parts)
-        text = f"{self.dtype} {list(self.shape)}"
-        return f"{text}, transposed from {list(self.env_shape)}" if self.channels_first else text
+        return f"{self.dtype} {list(self.shape)}" + (f" {self.layout}" if self.layout else "")
 
     # The inputs of networks
 
@@ -305,9 +318,16 @@ def batch_size(spec: ArraySpec, shown: Any) -> int | None:
 
 
 def flat_mask(given: Any) -> np.ndarray:
-    """A mask as flags uint8 [..., A]; for MultiDiscrete it may be a tuple of arrays."""
+    """A mask as flags uint8 [..., A]; for MultiDiscrete it may be a tuple of arrays.
+
+    Raises ValueError, with the end of a sentence, for other numbers than 0 and 1. Such a mask may list the
+    numbers of actions, or be added to logits.
+    """
     flags = np.concatenate([np.asarray(x) for x in given], axis=-1) if isinstance(given, tuple) else given
-    return (np.asarray(flags) != 0).astype(np.uint8)
+    flags = np.asarray(flags)
+    if not ((flags == 0) | (flags == 1)).all():
+        raise ValueError("other numbers than 1 for allowed and 0 for forbidden actions")
+    return flags.astype(np.uint8)
 
 
 class Packer:
@@ -360,7 +380,9 @@ def _at(shown: Any, keys: tuple[str, ...]) -> Any:
 def _in_words(shown: Any) -> str:
     if shown is None:
         return "None"
-    if isinstance(shown, str | Mapping | tuple):
-        return f"a value of type {type(shown).__name__}"
-    array = np.asarray(shown)
-    return f"{array.dtype} {list(array.shape)}"
+    if not isinstance(shown, str | Mapping | tuple):
+        with contextlib.suppress(ValueError):
+            array = np.asarray(shown)
+            if array.dtype != object or array.ndim:
+                return f"{array.dtype} {list(array.shape)}"
+    return f"a value of type {type(shown).__name__}"

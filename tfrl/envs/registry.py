@@ -1,23 +1,17 @@
-"""The families of envs: facts about each env, and how to make it.
+"""The families of envs: the specs of each env, and how to make it.
 
 The module of a family is imported only when one of its envs is used, and imports no slow library itself.
-Facts about one of Gymnasium's envs come from its first reset and step, or from a file beside a policy, so
-that loading the policy needs no env.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from tfrl.envs import callables
-from tfrl.envs.observations import Part
+from tfrl.envs import callables, facts
 from tfrl.envs.spec import ActionSpec, ArraySpec, EnvSettings, EnvSpec, VecEnv
 
 TRAIN, TEST = LEVEL_SETS = ("train", "test")
@@ -96,59 +90,6 @@ def family(env: str) -> Family:
     return next((known for known in FAMILIES.values() if env in known.names), FAMILIES["gymnasium"])
 
 
-FACTS_FILE = "env.json"
-
-
-class Facts(NamedTuple):
-    """Facts about an env.
-
-    Attributes:
-      observation, action: the specs.
-      action_mask: True if its reset returns info["action_mask"].
-      fps: frames per second for videos; 30 if the env names no rate.
-      with_opengl: True if OpenGL draws it, or may draw it; other envs draw in milliseconds.
-      saves_state: True if it has `get_state()` and `set_state(state)`, and they are exact.
-    """
-
-    observation: ArraySpec
-    action: ActionSpec
-    action_mask: bool
-    fps: float
-    with_opengl: bool
-    saves_state: bool
-
-    def specs(self, action_masks: str) -> tuple[ArraySpec, ActionSpec]:
-        """The specs of observations and actions; observations contain the action mask if it is used.
-
-        `action_masks` is the setting: auto, never or must.
-        """
-        masked = action_masks != "never" and self.action_mask
-        observation = self.observation.with_mask(self.action.mask_size) if masked else self.observation
-        return observation, self.action
-
-
-_known: dict[tuple[str, str], Facts] = {}  # by env and kwargs as JSON text
-
-
-def _key(env: str, kwargs: Mapping[str, Any]) -> tuple[str, str]:
-    return env, json.dumps(dict(kwargs), sort_keys=True)
-
-
-def facts_of(task: EnvSettings) -> Facts:
-    """The facts about Gymnasium's env of a task. This process finds them once, or reads them from a file.
-
-    Raises:
-      ValueError: the env does not exist or cannot be made; its observations or actions are not supported.
-      EnvError: its first reset or step fails, or returns values of the wrong kind.
-    """
-    key = _key(task.env, task.env_kwargs)
-    if key not in _known:
-        from tfrl.envs.gymnasium import find_facts
-
-        _known[key] = find_facts(*key)
-    return _known[key]
-
-
 def specs(task: EnvSettings) -> tuple[ArraySpec, ActionSpec]:
     """The specs of the observations and actions of the env of a task or an `EnvSpec`.
 
@@ -160,39 +101,7 @@ def specs(task: EnvSettings) -> tuple[ArraySpec, ActionSpec]:
     """
     if (known := family(task.env)).names:
         return known.env_class.observation_spec, known.env_class.action_spec
-    return facts_of(task).specs(task.action_masks)
-
-
-def facts_text(task: EnvSettings) -> str | None:
-    """The content of FACTS_FILE for the env of a task; None if tfrl knows the env by its name."""
-    if family(task.env).names:
-        return None
-    facts = facts_of(task)
-    action = {"kind": type(facts.action).__name__, **dataclasses.asdict(facts.action)}
-    found = facts._asdict() | {"observation": dataclasses.asdict(facts.observation), "action": action}
-    return json.dumps({"env": task.env, "env_kwargs": dict(task.env_kwargs), "facts": found}, indent=2) + "\n"
-
-
-def remember_facts(folder: Path) -> None:
-    """Uses the facts in a folder's FACTS_FILE for its env, if the file exists and is readable."""
-    try:
-        content = json.loads((folder / FACTS_FILE).read_text(encoding="utf-8"))
-        found = {name: _with_tuples(value) for name, value in content["facts"].items()}
-        parts = tuple(Part(**part) for part in found["observation"].pop("parts"))
-        observation = ArraySpec(**found.pop("observation"), parts=parts)
-        kind = {kind.__name__: kind for kind in ActionSpec.__subclasses__()}[found["action"].pop("kind")]
-        action = kind(**found.pop("action"))
-        key = _key(content["env"], content["env_kwargs"])
-        _known[key] = Facts(observation, action, **found)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return
-
-
-def _with_tuples(value: Any) -> Any:
-    """JSON's lists become tuples."""
-    if isinstance(value, dict):
-        return {name: _with_tuples(part) for name, part in value.items()}
-    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+    return facts.facts_of(task).specs(task.action_masks)
 
 
 def check(task: EnvSettings) -> None:
@@ -204,7 +113,7 @@ def check(task: EnvSettings) -> None:
                 flag = name.replace("_", "-")
                 raise ValueError(f"--{flag} is for Gymnasium's envs, and {env} is not one: leave it out")
     elif not (callables.is_name(env) or re.fullmatch(r"\S+-v\d+", env)):  # an id of Gymnasium
-        from tfrl.envs.gymnasium import did_you_mean
+        from tfrl.envs.making import did_you_mean
 
         known = ", ".join(env_names())
         raise ValueError(
@@ -224,9 +133,29 @@ def check(task: EnvSettings) -> None:
         )
     if task.action_masks == "must" and not observation.num_actions:
         raise ValueError(
-            f'--action-masks must needs info["action_mask"], which {env} does not give at its reset; leave '
-            "--action-masks out"
+            f'--action-masks must needs info["action_mask"], which {env} does not give at its reset, or a '
+            "mask in its observation or by action_masks(); leave --action-masks out"
         )
+
+
+def facts_text(task: EnvSettings) -> str | None:
+    """The content of `tfrl.envs.facts.FACTS_FILE` for the env of a task; None if a family has its name."""
+    return None if family(task.env).names else facts.facts_text(task)
+
+
+def advice(task: EnvSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Notes and warnings about the env of a task, for its user. Raises like `specs`."""
+    if family(task.env).names:
+        return (), ()
+    known = facts.facts_of(task)
+    notes, longest, own = list(known.notes), task.max_episode_steps, known.time_limit
+    if task.action_masks == "never" and known.mask_source:
+        notes = [f"the action masks of {task.env} are not used: --action-masks never"]
+    if longest and own and own < longest and callables.is_name(task.env):  # of an id, it has been removed
+        notes.append(
+            f"the time limit within the env, {own:,} steps, comes before --max-episode-steps {longest:,}"
+        )
+    return tuple(notes), known.warnings
 
 
 def name_of(env: str | Callable[..., Any]) -> str:
@@ -242,8 +171,7 @@ def name_of(env: str | Callable[..., Any]) -> str:
             "lambda: gymnasium.make(...)"
         )
     name = callables.give(env)
-    for key in [key for key in _known if key[0] == name]:
-        del _known[key]  # the name may have had another meaning
+    facts.forget_facts(name)
     return name
 
 
@@ -277,14 +205,14 @@ def level_set_title(env: str, level_set: str) -> str:
 
 def frames_per_second(task: EnvSettings) -> float:
     """The agent's steps per second in videos of the task's env. Raises like `specs`."""
-    return family(task.env).fps or facts_of(task).fps / (task.frame_skip or 1)
+    return family(task.env).fps or facts.facts_of(task).fps / (task.frame_skip or 1)
 
 
 def reward_threshold(env: str) -> float | None:
     """The mean return at which an env counts as solved; None if Gymnasium has no threshold."""
     if family(env).names or callables.is_name(env):  # wrappers of a callable may have changed the rewards
         return None
-    from tfrl.envs.gymnasium import find_spec
+    from tfrl.envs.making import find_spec
 
     try:
         threshold = find_spec(env).reward_threshold
@@ -317,7 +245,7 @@ def make(spec: EnvSpec, indices: Sequence[int] | None = None) -> VecEnv:
     indices = list(range(spec.num_envs) if indices is None else indices)
     processes = min(spec.num_processes, len(indices)) if len(indices) > 1 else 0
     if spec.render:
-        processes = 1 if not known.names and facts_of(spec).with_opengl else 0
+        processes = 1 if not known.names and facts.facts_of(spec).with_opengl else 0
     if not processes:
         return known.env_class(spec, indices)
     from tfrl.envs.subprocesses import SubprocessVecEnv

@@ -59,9 +59,9 @@ class ActionSpec(ABC):
         return sum(self.mask_counts)
 
     def as_env_takes(self, actions: np.ndarray) -> np.ndarray:
-        """Converts an agent's actions [B, *shape] to the env's; overridden if their ranges differ.
+        """Converts an agent's actions [B, *shape] to the env's; overridden if the env takes others.
 
-        Those of discrete actions may also be tensors.
+        Those of Discrete may also be tensors.
         """
         return actions
 
@@ -137,12 +137,15 @@ class Discrete(ActionSpec):
 class MultiDiscrete(ActionSpec):
     """K choices at once, int32 [K]: number k is one of `counts[k]`, 0 ... counts[k] - 1.
 
-    The env counts from `starts`, which `as_env_takes` adds. A mask has the flags of all choices, one choice
-    after the other.
+    The env counts from `starts`, which `as_env_takes` adds, and takes an array of the shape `env_shape`
+    (None: [K]) and of the NumPy type `env_dtype`. The choices of MultiBinary have two values each. A mask has
+    the flags of all choices, one choice after the other.
     """
 
     counts: tuple[int, ...]
     starts: tuple[int, ...]
+    env_shape: tuple[int, ...] | None = field(default=None, compare=False)
+    env_dtype: str = field(default="int64", compare=False)
 
     dtype: ClassVar[str] = "int32"
     kind: ClassVar[str] = "multi-discrete"
@@ -158,7 +161,9 @@ class MultiDiscrete(ActionSpec):
         return self.counts
 
     def __str__(self) -> str:
-        return f"{len(self.counts)} choices at once, of {', '.join(map(str, self.counts))} values"
+        alike = len(self.counts) > 1 and len(set(self.counts)) == 1
+        counts = f"each of {self.counts[0]}" if alike else f"of {', '.join(map(str, self.counts))}"
+        return f"{len(self.counts)} choices at once, {counts} values{_shaped(self.env_shape)}"
 
     def uniform(self, generator: np.random.Generator, count: int) -> np.ndarray:
         """Uniform actions, int32 [count, K]."""
@@ -172,8 +177,9 @@ class MultiDiscrete(ActionSpec):
         return np.stack([_one_of(numbers[:, k], mask) for k, mask in enumerate(masks)], axis=1)
 
     def as_env_takes(self, actions: np.ndarray) -> np.ndarray:
-        """Actions [B, K] counted from `starts`."""
-        return actions + np.array(self.starts)
+        """Actions int32 [B, K], counted from `starts` and in the env's shape and type."""
+        counted = (actions + np.array(self.starts)).astype(self.env_dtype)
+        return counted.reshape(len(actions), *(self.env_shape or self.shape))
 
     @property
     def encoded_size(self) -> int:
@@ -187,6 +193,11 @@ class MultiDiscrete(ActionSpec):
         return one_hot
 
 
+def _shaped(env_shape: tuple[int, ...] | None) -> str:
+    """The env's shape in words, if it is not that of a vector."""
+    return "" if env_shape is None or len(env_shape) == 1 else f", as {list(env_shape)}"
+
+
 def _one_of(numbers: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     """Uniform choices int32 [B] among those allowed, bool [B, A], by numbers in [0, 1), float32 [B]."""
     counts = allowed.sum(axis=1)
@@ -198,12 +209,14 @@ def _one_of(numbers: np.ndarray, allowed: np.ndarray) -> np.ndarray:
 class Box(ActionSpec):
     """D real numbers, float32 [D], between `low` and `high` in the env.
 
-    Agents act in [-1, 1]; `as_env_takes` rescales that to [low, high], in the NumPy type `env_dtype`.
+    Agents act in [-1, 1]; `as_env_takes` rescales that to [low, high], in the NumPy type `env_dtype` and the
+    shape `env_shape` (None: [D]).
     """
 
     low: tuple[float, ...]
     high: tuple[float, ...]
     env_dtype: str = field(default="float32", compare=False)  # policies fit envs of either type
+    env_shape: tuple[int, ...] | None = field(default=None, compare=False)
 
     dtype: ClassVar[str] = "float32"
     kind: ClassVar[str] = "continuous"
@@ -214,7 +227,8 @@ class Box(ActionSpec):
         return (len(self.low),)
 
     def __str__(self) -> str:
-        return f"float32 {list(self.shape)} from {min(self.low):g} to {max(self.high):g}"
+        bounds = f"from {min(self.low):g} to {max(self.high):g}"
+        return f"float32 {list(self.shape)} {bounds}{_shaped(self.env_shape)}"
 
     @cached_property
     def _scale(self) -> tuple[np.ndarray, ...]:
@@ -228,7 +242,13 @@ class Box(ActionSpec):
         scaled = actions * half
         scaled += middle
         np.maximum(scaled, low, out=scaled)
-        return np.minimum(scaled, high, out=scaled).astype(self.env_dtype, copy=False)
+        scaled = np.minimum(scaled, high, out=scaled).astype(self.env_dtype, copy=False)
+        return scaled if self.env_shape is None else scaled.reshape(len(scaled), *self.env_shape)
+
+    def env_inputs(self, actions: np.ndarray) -> Sequence[Any] | np.ndarray:
+        """Arrays of the shape `env_shape`; a single number is an array, too."""
+        taken = self.as_env_takes(actions)
+        return taken if taken.ndim > 1 else [np.asarray(number) for number in taken]
 
     def uniform(self, generator: np.random.Generator, count: int) -> np.ndarray:
         """Uniform actions, float32 [count, D] in [-1, 1)."""

@@ -198,6 +198,8 @@ class MultiCategoricalActions(ActionDistribution):
         self.parameters_size, self.noise_size = sum(counts), len(counts)
         self._choices = [CategoricalActions(Discrete(count)) for count in counts]
         self._ends = np.cumsum(counts)[:-1]
+        self._starts, self._env_dtype = action_spec.starts, action_spec.env_dtype
+        self._env_shape = action_spec.env_shape or action_spec.shape
 
     def act(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions int32 [B, K]."""
@@ -222,6 +224,11 @@ class MultiCategoricalActions(ActionDistribution):
     def encoded(self, actions: tf.Tensor) -> tf.Tensor:
         """One-hot vectors side by side, float32 [B, sum(counts)], of actions int32 [B, K]."""
         return tf.concat([choice.encoded(actions[:, k]) for k, choice in enumerate(self._choices)], axis=-1)
+
+    def as_env_takes(self, actions: tf.Tensor) -> tf.Tensor:
+        """Actions int32 [B, K], counted from `starts` and in the env's shape and type."""
+        counted = tf.cast(actions, tf.int64) + np.array(self._starts, np.int64)
+        return tf.cast(tf.reshape(counted, (-1, *self._env_shape)), self._env_dtype)
 
 
 _MIN_STD = 0.01  # TorchRL's; an even smaller one lets PPO's ratios overflow
@@ -313,6 +320,7 @@ class TanhNormalActions(ActionDistribution):
         self.distribution, size = TanhNormal, action_spec.shape[0]
         self.parameters_size, self.noise_size, self.deviation_size = 2 * size, size, size
         self._low, self._high = action_spec.low, action_spec.high
+        self._env_shape = action_spec.shape if action_spec.env_shape is None else action_spec.env_shape
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """Standard normal numbers, float32 [steps, D]."""
@@ -344,7 +352,8 @@ class TanhNormalActions(ActionDistribution):
         # Rounding must not exceed the float64 bounds of the env.
         low = np.where(low < self._low, np.nextafter(low, np.float32(np.inf)), low)
         high = np.where(high > self._high, np.nextafter(high, np.float32(-np.inf)), high)
-        return tf.clip_by_value(actions * ((high - low) / 2) + (low + high) / 2, low, high)
+        scaled = tf.clip_by_value(actions * ((high - low) / 2) + (low + high) / 2, low, high)
+        return tf.reshape(scaled, (-1, *self._env_shape))
 
 
 def _squash(z: tf.Tensor) -> tf.Tensor:

@@ -20,6 +20,7 @@ import resnet
 from resnet.networks import dtype_policy
 from tfrl.config.run import RLSettings
 from tfrl.envs import callables
+from tfrl.envs.images import Layout
 from tfrl.envs.observations import CHOICES, FLAGS, FORBIDDEN, IMAGE, MASK, NUMBERS, ArraySpec
 
 OWN_FEATURES = "own_features"
@@ -72,12 +73,11 @@ class Entrance:
     def rows(self, shown: Sequence[tf.Tensor]) -> tf.Tensor:
         """Packs observations [B, *shape] from the plain array, or from the parts in order."""
         if not self.spec.parts:
-            return tf.transpose(shown[0], (0, 2, 3, 1)) if self.spec.channels_first else shown[0]
+            return _image(shown[0], self.spec.layout)
         found = []
         for part, array in zip(self.spec.parts, shown, strict=True):
             stored = self.spec.stored_type(part.kind)
-            if part.channels_first:
-                array = tf.transpose(array, (0, 2, 3, 1))
+            array = _image(array, part.layout)
             if part.kind == CHOICES:
                 array = tf.cast(array, tf.int64) - np.array(part.starts, np.int64).reshape(part.shape)
             array = tf.reshape(tf.cast(array, stored), (tf.shape(array)[0], part.size))
@@ -103,6 +103,18 @@ class Entrance:
             return images[0]
         flat = [tf.reshape(image, (tf.shape(image)[0], image.shape[1:].num_elements())) for image in images]
         return tf.concat([*flat, observations[:, self.spec.kind_places[IMAGE].stop :]], axis=1)
+
+
+def _image(shown: tf.Tensor, layout: Layout | None) -> tf.Tensor:
+    """`Layout.stored` of arrays [B, *shape]; an array without a layout stays unchanged."""
+    if layout is None:
+        return shown
+    images = tf.transpose(shown, (0, *(1 + axis for axis in layout.order)))
+    images = tf.reshape(images, (-1, *layout.image_shape))
+    if layout.dtype == "uint8" and layout.high == 255:
+        return images
+    scaled = tf.round(tf.cast(images, tf.float32) * np.float32(255 / layout.high))
+    return tf.cast(tf.clip_by_value(scaled, 0, 255), tf.uint8)
 
 
 class Unpack(keras.layers.Layer):

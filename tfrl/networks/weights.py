@@ -27,6 +27,7 @@ from tfrl.cli.streams import tell
 from tfrl.config import of_run
 from tfrl.config.run import DECIDE_MLP, DECIDE_WEIGHTS, Network, RLSettings
 from tfrl.envs import registry
+from tfrl.envs.facts import FACTS_FILE
 from tfrl.networks.distributions import distribution_for
 from tfrl.ops.graph import graph, tf
 from tfrl.run import files
@@ -95,7 +96,7 @@ def export(
     _write_weights(directory, weights, env_steps)
     files.write(directory / SETTINGS_FILE, to_yaml(dataclasses.replace(config, precision=precision)))
     if (text := registry.facts_text(config)) is not None:
-        files.write(directory / registry.FACTS_FILE, text)
+        files.write(directory / FACTS_FILE, text)
     network = config.make_network(precision)
     vectors = network.join(weights)
     spec, action_spec = registry.specs(config)
@@ -218,7 +219,7 @@ def keep(run: Path, place: Path, weights: Mapping[str, np.ndarray], *, env_steps
     `env_steps` is the length of their training. Raises OSError.
     """
     files.make_folder(place)
-    for name in (SETTINGS_FILE, registry.FACTS_FILE):
+    for name in (SETTINGS_FILE, FACTS_FILE):
         if (run / name).is_file():
             files.write(place / name, (run / name).read_text(encoding="utf-8"))
     _write_weights(place, weights, env_steps)

@@ -166,7 +166,7 @@ class Window:
         if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
             raise UserError(_NO_DISPLAY)
         os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-        # SDL's OpenGL crashes beside TensorFlow (`tfrl.envs.gymnasium`).
+        # SDL's OpenGL crashes beside TensorFlow (`tfrl.envs.subprocesses`).
         os.environ.setdefault("SDL_FRAMEBUFFER_ACCELERATION", "0")
         try:
             import pygame

@@ -19,6 +19,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.streams import quiet_start
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
+from tfrl.envs.facts import FACTS_FILE
 from tfrl.envs.registry import TRAIN
 from tfrl.experience.episodes import (
     Episodes,
@@ -85,7 +86,7 @@ WAITS = ("time/learner_wait_fraction", "time/actor_wait_fraction")
 def of_run(config: RLSettings, session: Session) -> list[Callback]:
     """The callbacks of every run, in call order. All workers have them; only the chief writes."""
     found = [
-        EnvFacts(config),
+        EnvFacts(config, session),
         EvaluationTable(config, session),
         BestPolicy(config, session),
         LearningCurve(config, session),
@@ -94,16 +95,24 @@ def of_run(config: RLSettings, session: Session) -> list[Callback]:
 
 
 class EnvFacts(Callback):
-    """Writes the facts about the env that a policy needs into the run's folder, on the chief."""
+    """Prints notes and warnings about the env, and writes the facts that a policy needs, on the chief."""
 
-    def __init__(self, config: RLSettings) -> None:
+    def __init__(self, config: RLSettings, session: Session) -> None:
         self._facts = registry.facts_text(config)
+        self._notes, self._warnings = registry.advice(config)
+        self._console = session.console
 
     def on_start(self, run: RunOfCallback) -> None:
-        """Writes the file. If the disk is full, loading the policy makes an env instead."""
-        if run.is_chief and self._facts is not None:
+        """Prints, and writes the file. If the disk is full, loading the policy makes an env instead."""
+        if not run.is_chief:
+            return
+        for note in self._notes:
+            self._console.message(f"note: {note}.")
+        for warning in self._warnings:
+            self._console.warn(f"{warning}.")
+        if self._facts is not None:
             with contextlib.suppress(OSError):
-                files.write(run.folder / registry.FACTS_FILE, self._facts)
+                files.write(run.folder / FACTS_FILE, self._facts)
 
 
 class EvaluationTable(Callback):

@@ -1,0 +1,204 @@
+"""One Gymnasium env: made by id or by a callable, with one sentence for what is wrong with it.
+
+`kwargs` are keyword arguments of an env as JSON text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import ctypes.util
+import functools
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import gymnasium
+from gymnasium.envs import registration
+
+from tfrl.cli.flags import nearest
+from tfrl.envs import atari, callables
+from tfrl.envs.calls import summary
+
+
+def make_env(
+    env_id: str,
+    kwargs: str = "{}",
+    *,
+    frame_skip: int | None = None,
+    unlimited: bool = False,
+    render: bool = False,
+) -> gymnasium.Env:
+    """Makes one env, without wrappers that only check, and with the usual preprocessing.
+
+    Atari games get `atari.preprocess`. The env of a callable keeps its own other wrappers.
+
+    Args:
+      env_id: Gymnasium's id, or module:id, or the name of a callable (`tfrl.envs.callables`).
+      kwargs: keyword arguments of the env, as JSON text.
+      frame_skip: frames of a step; only for the images of Atari's games. None: 4.
+      unlimited: removes the registered time limit of the env.
+      render: makes `env.render()` return frames, uint8 [H, W, 3].
+
+    Raises:
+      ValueError: the id does not exist, a package is missing, the arguments are wrong, or the env cannot be
+        drawn.
+    """
+    options = json.loads(kwargs)
+    if callables.is_name(env_id):
+        make = callables.find(env_id)
+        draws = render and "render_mode" in inspect.signature(make).parameters
+    else:
+        make, draws = _maker(env_id, options, frame_skip=frame_skip, unlimited=unlimited), render
+    if render:
+        _draw_off_screen()
+    try:
+        env = make(**options | ({"render_mode": "rgb_array"} if draws else {}))
+        if not isinstance(env, gymnasium.Env):
+            raise TypeError(f"it is of type {type(env).__name__} and not a gymnasium.Env{_other_kind(env)}")
+    except Exception as error:  # a user's env may raise anything
+        given = f" with {kwargs}" if kwargs != "{}" else ""
+        raise ValueError(f"{env_id} cannot be made{given}: {summary(error)}") from error
+    if render and env.render_mode != "rgb_array":
+        close(env)
+        advice = "" if draws else "; let it take render_mode, and give that to the env"
+        raise ValueError(f"{env_id} cannot be drawn: its render_mode is not rgb_array{advice}")
+    return _without_checks(env)
+
+
+def _other_kind(env: Any) -> str:
+    """Advice about what is no `gymnasium.Env`, as the end of a sentence."""
+    modules = {kind.__module__.partition(".")[0] for kind in type(env).__mro__}
+    if isinstance(env, gymnasium.vector.VectorEnv) or "stable_baselines3" in modules:
+        return ": return one env, of which --num-envs makes a vector"
+    if "gym" in modules:
+        return ": for an env of Gym, return shimmy.GymV21CompatibilityV0(env=env), or V26"
+    if "pettingzoo" in modules:
+        return ": tfrl trains one agent, so a wrapper must play the others"
+    if isinstance(env, type) and issubclass(env, gymnasium.Env):
+        return ": return an object of this class"
+    return ""
+
+
+def _maker(
+    env_id: str, given: dict[str, Any], *, frame_skip: int | None, unlimited: bool
+) -> Callable[..., gymnasium.Env]:
+    """The function that makes the env of an id from the given keyword arguments. Raises ValueError."""
+    spec = copy.deepcopy(find_spec(env_id))
+    spec.order_enforce = False
+    if unlimited:
+        spec.max_episode_steps = None
+    obs_type = given.get("obs_type", spec.kwargs.get("obs_type"))
+    if spec.entry_point != "ale_py.env:AtariEnv" or obs_type == "ram":
+        return functools.partial(_registered, spec)
+    if taken := atari.OPTIONS.keys() & given.keys():
+        raise ValueError(f"the preprocessing of {env_id} sets {min(taken)}, so --env-kwargs cannot set it")
+    return lambda **options: atari.preprocess(
+        _registered(spec, **atari.OPTIONS, **options), frame_skip or atari.FRAME_SKIP
+    )
+
+
+def _registered(spec: registration.EnvSpec, **options: Any) -> gymnasium.Env:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # warnings about older versions and render modes
+        if isinstance(spec.entry_point, str):
+            registration.load_env_creator(spec.entry_point)  # imports its module
+        if "mujoco" in sys.modules:  # it would write warnings about its own models to the working folder
+            sys.modules["mujoco"].set_mju_user_warning(lambda message: None)
+        return gymnasium.make(spec, disable_env_checker=True, **options)
+
+
+def _without_checks(env: gymnasium.Env) -> gymnasium.Env:
+    """The env without the wrappers of `gymnasium.make` that only check, which cost time at each step."""
+    if not isinstance(env, gymnasium.Wrapper):
+        return env
+    inner = _without_checks(env.env)
+    if isinstance(env, gymnasium.wrappers.PassiveEnvChecker | gymnasium.wrappers.OrderEnforcing):
+        return inner
+    env.env = inner
+    return env
+
+
+def _draw_off_screen() -> None:
+    """Sets an off-screen renderer if there is no display and the user chose none.
+
+    MuJoCo reads MUJOCO_GL at its import, and fails if the library is missing.
+    """
+    if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        return
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # for pygame, which otherwise prints a warning
+    libraries = {"egl": "EGL", "osmesa": "OSMesa"}
+    if "MUJOCO_GL" not in os.environ:
+        found = next((name for name, library in libraries.items() if ctypes.util.find_library(library)), None)
+        os.environ.update({"MUJOCO_GL": found} if found else {})
+
+
+def find_spec(env_id: str) -> registration.EnvSpec:
+    """The registered spec of an id or `module:id`. Raises ValueError if it does not exist."""
+    module, _, name = env_id.rpartition(":")
+    if not module and name not in registration.registry and importlib.util.find_spec("ale_py"):
+        module = "ale_py"  # it registers Atari's games
+    if module:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                imported = importlib.import_module(module)
+        except Exception as error:  # a user's module may raise anything
+            raise ValueError(
+                f"{env_id} needs the module {module}, which cannot be imported: {summary(error)}"
+            ) from error
+        if module == "ale_py":
+            imported.ALEInterface.setLoggerMode(imported.LoggerMode.Error)  # no banner
+    if name not in registration.registry:
+        where = "" if ":" in env_id else f"; if your own module registers it, write MODULE:{name}"
+        if name.startswith("ALE/") and not importlib.util.find_spec("ale_py"):
+            where = "; Atari's games need: pip install ale-py 'opencv-python-headless<4.12'"
+        raise ValueError(f"there is no env {env_id!r}{did_you_mean(name)}{where}")
+    return registration.registry[name]
+
+
+def did_you_mean(typed: str, others: Iterable[str] = ()) -> str:
+    """` (did you mean CartPole-v1?)` with the id or name that is closest to `typed`; "" if none is close."""
+    # Gymnasium's own functions only say why the env does not exist.
+    ids = (
+        s.id
+        for s in registration.registry.values()
+        if getattr(s.entry_point, "__module__", "") != "gymnasium.envs"
+    )
+    return nearest(typed, (*ids, *others))
+
+
+@contextlib.contextmanager
+def opened(env_id: str, kwargs: str) -> Iterator[gymnasium.Env]:
+    """Makes an env, and closes it at the end of the context. Raises like `make_env`."""
+    env = make_env(env_id, kwargs)
+    try:
+        yield env
+    finally:
+        close(env)
+
+
+def close(env: gymnasium.Env) -> None:
+    """Closes an env, and ignores its errors."""
+    with contextlib.suppress(Exception):
+        env.close()
+
+
+# Modules whose envs do not draw with OpenGL, but with pygame or an emulator.
+_WITHOUT_OPENGL = (
+    *("gymnasium.envs.classic_control", "gymnasium.envs.box2d", "gymnasium.envs.toy_text"),
+    "ale_py",
+)
+
+
+def draws_with_opengl(env_id: str, env: gymnasium.Env) -> bool:
+    """True if OpenGL draws the env, or may draw it."""
+    if callables.is_name(env_id):
+        return hasattr(env.unwrapped, "mujoco_renderer")
+    return not type(env.unwrapped).__module__.startswith(_WITHOUT_OPENGL)
