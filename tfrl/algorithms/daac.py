@@ -36,6 +36,7 @@ from tfrl.cli.flags import NATURAL, NOT_NEGATIVE, Range
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Network, Task
 from tfrl.envs import registry
+from tfrl.experience.levels import LevelReplay
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses
 from tfrl.ops.graph import tf
@@ -84,7 +85,7 @@ class Config(DAAC, ppo.Config):
     """All settings of a run of DAAC or IDAAC. One field a flag."""
 
     algorithm: ClassVar[str] = "daac"
-    sections: ClassVar[tuple[type, ...]] = (Task, PPO, DAAC, Network, *DISTRIBUTED_SECTIONS)
+    sections: ClassVar[tuple[type, ...]] = (Task, PPO, DAAC, LevelReplay, Network, *DISTRIBUTED_SECTIONS)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
 
@@ -200,10 +201,7 @@ class DAACAgent(PPOAgent):
         scale = learning_rate(config.lr_schedule, 1.0, number, config.num_updates)
         self.acting.forget_weights()
         samples, starts = self._samples(rollout, number), self._runtime.per_replica(self._minibatches(number))
-        values = np.concatenate([rollout.extras["value"], self.last_values(rollout)[:, None]], axis=1)
-        estimated = self._estimates(rollout, values, starts)
-        explained, mean_target = self._runtime.first(estimated.target_statistics).numpy().tolist()
-        self._begin_update(mean_target)
+        estimated, explained = self._first_estimates(rollout, starts)
         samples = samples._replace(advantages=estimated.advantages, targets=estimated.targets)
         batch = (samples, estimated.moments, starts, tf.constant(scale))
         ends = config.epochs * config.steps_per_epoch, config.minibatch_epochs * config.steps_per_epoch

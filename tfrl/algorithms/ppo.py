@@ -6,6 +6,7 @@ summed over all replicas. The sum is then clipped. So N replicas or workers take
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from tfrl.cli.flags import FRACTION, NATURAL, NOT_NEGATIVE, POSITIVE, Range
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Network, Task
 from tfrl.envs import registry
+from tfrl.experience.levels import MOST_LEVELS, LevelReplay
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, returns
 from tfrl.ops.graph import compiled, graph, tf
@@ -173,11 +175,11 @@ class PPO(Rollouts):
 
 # The fields of a dataclass begin with those of its last base class.
 @dataclass(frozen=True)
-class Config(PPO, RolloutSettings):
+class Config(PPO, LevelReplay, RolloutSettings):
     """All settings of a PPO run; the defaults are the preset openai-easy. One field a flag."""
 
     algorithm: ClassVar[str] = "ppo"
-    sections: ClassVar[tuple[type, ...]] = (Task, PPO, Network, *DISTRIBUTED_SECTIONS)
+    sections: ClassVar[tuple[type, ...]] = (Task, PPO, LevelReplay, Network, *DISTRIBUTED_SECTIONS)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     aliases: ClassVar[Mapping[str, str]] = {
@@ -289,6 +291,8 @@ class Config(PPO, RolloutSettings):
                 f"--minibatch-size {self.minibatch_size} is more than a whole rollout: --num-envs "
                 f"{self.num_envs} x --num-steps {self.num_steps} = {self.steps_per_update}."
             )
+        if self.level_replay:
+            self._check_levels()
         if self.memory != "none" and self.minibatch_size:
             raise UserError(
                 f"--minibatch-size cannot be used with --memory {self.memory}, whose minibatches are whole "
@@ -299,6 +303,29 @@ class Config(PPO, RolloutSettings):
                 f"--num-steps must be divisible by --num-minibatches {self.num_minibatches}; got "
                 f"{self.num_steps}."
             )
+
+    def _check_levels(self) -> None:
+        """Raises UserError if there are no levels to choose from."""
+        if not registry.family(self.env).chooses_levels:
+            raise UserError(
+                f"--level-replay needs an env with levels, and {self.env} has none: leave it out."
+            )
+        if not self.num_levels:
+            raise UserError("--level-replay needs training levels: give their number as --num-levels.")
+        if self.num_levels > MOST_LEVELS:
+            raise UserError(
+                f"--level-replay keeps scores of at most {MOST_LEVELS:,} levels; got --num-levels "
+                f"{self.num_levels}."
+            )
+        if self.distribution_mode == "exploration":
+            raise UserError("--level-replay needs several levels, and exploration is a single level.")
+
+    @property
+    def ineffective(self) -> dict[str, str]:
+        """Settings without an effect by name, each with the reason."""
+        names = [field.name for field in dataclasses.fields(LevelReplay) if field.name != "level_replay"]
+        found = {} if self.level_replay else dict.fromkeys(names, "without --level-replay")
+        return super().ineffective | found
 
 
 def _two_sums(x: tf.Tensor, axis: int | tuple[int, ...]) -> tf.Tensor:
@@ -463,11 +490,7 @@ class PPOAgent(ActorCriticAgent):
         taken = Taken.none(self._step_means(_UPDATE))
         for epoch in range(config.epochs):
             if epoch == 0:
-                acted = rollout.extras["value"]
-                values = np.concatenate([acted, self.last_values(rollout)[:, None]], axis=1)
-                estimated = self._estimates(rollout, values, starts)
-                explained, mean_target = self._runtime.first(estimated.target_statistics).numpy().tolist()
-                self._begin_update(mean_target)
+                estimated, explained = self._first_estimates(rollout, starts)
             elif config.renew_advantages:
                 started = None if rollout.memory is None else rollout.started_memory
                 values = self.values(rollout.observations, rollout.observations.shape[3:], started)
@@ -480,6 +503,17 @@ class PPOAgent(ActorCriticAgent):
         check_finite(metrics.items(), f" (minibatch {taken.end} of the update)")
         metrics["learning_rate"] = config.lr * scale
         return {f"train/{name}": value for name, value in metrics.items()}
+
+    def _first_estimates(self, rollout: Rollout, starts: Any) -> tuple[Estimates, float]:
+        """Estimates by the values of the weights that acted, and the explained variance of the targets."""
+        values = np.concatenate([rollout.extras["value"], self.last_values(rollout)[:, None]], axis=1)
+        estimated = self._estimates(rollout, values, starts)
+        explained, mean_target = self._runtime.first(estimated.target_statistics).numpy().tolist()
+        if rollout.levels is not None:
+            local = self._runtime.local_results(estimated.advantages)
+            self.advantages = np.stack([x.numpy() for x in local])
+        self._begin_update(mean_target)
+        return estimated, explained
 
     def _samples(self, rollout: Rollout, number: int) -> Samples:
         """The samples of a rollout for each replica, without advantages and targets."""

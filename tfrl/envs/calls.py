@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
@@ -47,6 +47,25 @@ def check_calls(env_id: str, env: gymnasium.Env, spec: ArraySpec, action_spec: A
         with np.errstate(over="ignore"):
             check_finite(env_id, reward, observation.astype(spec.dtype))
     return has_mask
+
+
+def check_levels(env_id: str, env: gymnasium.Env, levels: Sequence[int]) -> None:
+    """Raises EnvError if the env's reset seems to ignore options["level"].
+
+    It does not ignore it if the first eight levels show different observations for one seed, or if its
+    info["level"] is the level.
+    """
+    shown, named = set(), True
+    with Calling(env_id, env, RESET):
+        for level in levels[:8]:
+            observation, info = env.reset(seed=1, options={"level": level})
+            shown.add(repr(observation))
+            named = named and info.get("level") == level
+    if len(shown) == 1 < len(levels) and not named:
+        raise EnvError(
+            f"{env_id} begins equal episodes for different levels: --level-replay needs a reset that begins "
+            'level options["level"]; if such levels look equal at first, return info["level"] as well'
+        )
 
 
 def _allowed_action(env_id: str, info: Mapping[str, Any], spec: ActionSpec) -> Any:

@@ -36,6 +36,7 @@ class Family:
       names: the names for `--env`, whose specs are attributes of the class; empty for Gymnasium, which has
         its own ids.
       steps_beside: True if `act` returns while the envs still step.
+      chooses_levels: True if the class takes the levels of `EnvSpec.level_replay`.
       fps: frames per second for videos; 0: each env has its own.
       modes: distribution modes that all envs of the family have.
       further_modes: modes of only some envs, with the names of these envs.
@@ -46,6 +47,7 @@ class Family:
     level_sets: tuple[str, ...] = LEVEL_SETS
     names: tuple[str, ...] = ()
     steps_beside: bool = True
+    chooses_levels: bool = True
     fps: int = 15
     modes: tuple[str, ...] = ()
     further_modes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -78,6 +80,7 @@ FAMILIES: Mapping[str, Family] = {
         implementation="tfrl.envs.catch:Catch",
         preset="openai-easy",
         names=("catch",),
+        chooses_levels=False,
         modes=("easy", "hard"),
     ),
     "gymnasium": Family(

@@ -110,11 +110,16 @@ class EnvLearner(Learner):
 
     def _prefetched(self, prefetch: Prefetch) -> Rollout:
         """The next rollout of envs that are ahead of the learner. A collective."""
-        rollout = prefetch.take(self._session.step, self.agent.get_weights())
+        rollout = prefetch.take(self._session.step, self.agent.get_weights(), self.level_probabilities)
         began = prefetch.collector.began
         # The envs of a replaced actor may have begun new episodes.
         self._forget(began.first[np.argsort(began.indices)])
         return rollout
+
+    @property
+    def level_probabilities(self) -> np.ndarray | None:
+        """The probabilities of the levels of the next episodes, float64 [L]; None without level replay."""
+        return None
 
     # Evaluation
 
@@ -391,6 +396,7 @@ def env_spec(config: RLSettings) -> EnvSpec:
         # A few threads step tens of thousands of frames per second, and the network needs the cores.
         num_threads=config.env_threads or max(1, min(4, machine.cores() // 2)),
         num_processes=config.env_processes,
+        level_replay=getattr(config, "level_replay", False),
     )
 
 
