@@ -212,7 +212,7 @@ def test_procgen_envs_play_the_chosen_levels(game, limit):
         (["--num-levels", "0"], "--level-replay needs training levels: give their number as --num-levels"),
         (["--num-levels", "2000000"], "at most 1,000,000 levels"),
         (["--distribution-mode", "exploration"], "exploration is a single level"),
-        (["--level-staleness", "2"], "--level-staleness must be at most 1"),
+        (["--level-staleness", "2"], "--level-staleness must be"),
     ],
 )
 def test_impossible_settings_are_refused(flags, words):
