@@ -11,6 +11,7 @@ import functools
 import io
 import zlib
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,21 @@ class Procgen:
     def close(self) -> None:
         """Stops the C++ threads."""
         self._env.close()
+
+
+UNSEEN_LEVELS = (
+    "the full distribution of levels, which also contains the training levels and levels that look like them "
+    "(24 % of easy coinrun's, procgen's issue 100)"
+)
+"""The meaning of "unseen levels" in results and reports."""
+
+
+def version() -> str:
+    """The installed package of procgen and its version, such as "procgen-mirror 0.10.7"."""
+    for package in ("procgen", "procgen-mirror", "procgen-gym"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return f"{package} {metadata.version(package)}"
+    return "unknown"
 
 
 def _initial_states(spec: EnvSpec, indices: Sequence[int]) -> list[bytes]:

@@ -19,8 +19,8 @@ from tfrl.cli.flags import flag
 from tfrl.config import hyperparameters
 from tfrl.config.distributed import DistributedSettings
 from tfrl.config.run import Network, RLSettings
-from tfrl.envs import registry
-from tfrl.envs.published import normalized_return
+from tfrl.envs import procgen, registry
+from tfrl.envs.published import RANGES, normalized_return, score_range
 from tfrl.envs.registry import TRAIN, level_set_title
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience import memory
@@ -362,6 +362,12 @@ class EnvLearner(Learner):
             "started_from": session.started_from,
         }
         found |= {n: getattr(config, n) for n in ("actors", "lag", "observers") if hasattr(config, n)}
+        if registry.family(config.env).implementation == registry.FAMILIES["procgen"].implementation:
+            found["procgen"] = {
+                "version": procgen.version(),
+                "ranges": {n: score_range(config.env, config.distribution_mode, n) for n in RANGES},
+                "unseen_levels": procgen.UNSEEN_LEVELS,
+            }
         if hasattr(config, "learners"):
             found["learners"] = session.runtime.num_workers
         return found | self._waits.means() | self.agent.results
