@@ -47,7 +47,7 @@ class Family:
     level_sets: tuple[str, ...] = LEVEL_SETS
     names: tuple[str, ...] = ()
     steps_beside: bool = True
-    chooses_levels: bool = True
+    chooses_levels: bool = False
     fps: int = 15
     modes: tuple[str, ...] = ()
     further_modes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -69,6 +69,7 @@ FAMILIES: Mapping[str, Family] = {
         implementation="tfrl.envs.procgen:Procgen",
         preset="openai-easy",
         names=_PROCGEN,
+        chooses_levels=True,
         modes=("easy", "hard"),
         further_modes={
             "extreme": ("chaser", "dodgeball", "leaper", "starpilot"),
@@ -80,7 +81,6 @@ FAMILIES: Mapping[str, Family] = {
         implementation="tfrl.envs.catch:Catch",
         preset="openai-easy",
         names=("catch",),
-        chooses_levels=False,
         modes=("easy", "hard"),
     ),
     "gymnasium": Family(
@@ -88,6 +88,7 @@ FAMILIES: Mapping[str, Family] = {
         preset="gymnasium",
         level_sets=(TEST,),
         steps_beside=False,
+        chooses_levels=True,
         fps=0,
     ),
 }
