@@ -42,8 +42,8 @@ class LevelReplay:
     level_staleness: Annotated[float, FRACTION] = 0.1
     """Share of replayed episodes whose level is chosen by how long ago it was begun, and not by its score."""
     level_schedule: Literal["proportionate", "unseen-first"] = "proportionate"
-    """When to replay a level. proportionate: with the probability of the share of levels seen so far;
-    unseen-first: only after all levels have been seen."""
+    """Choice between seen and unseen levels. proportionate: a seen one with the probability of the share of
+    levels seen so far; unseen-first: a seen one only after all levels have been seen."""
 
 
 class LevelSampler:
