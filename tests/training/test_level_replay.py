@@ -14,7 +14,7 @@ from tfrl.cli.errors import EnvError
 from tfrl.config import reader
 from tfrl.training.command import learner_class
 
-BIGFISH = "--env bigfish --torso cookbook --precision float32 --level-replay --num-levels 30 --start-level 5"
+BIGFISH = "--env bigfish --torso linear --precision float32 --level-replay --num-levels 30 --start-level 5"
 BIGFISH += " --num-envs 8 --num-steps 64 --num-minibatches 2 --epochs 1 --lr 1e-3 --total-steps 100_000"
 
 

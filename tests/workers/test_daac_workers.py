@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from worker_pair import FAULTY, results, run_alone, run_workers
 
-FLAGS = "--env bigfish --torso cookbook --precision float32 --run-name run --num-envs 8 --num-steps 32"
+FLAGS = "--env bigfish --torso linear --precision float32 --run-name run --num-envs 8 --num-steps 32"
 FLAGS += " --num-levels 20 --num-minibatches 2 --value-epochs 2 --order-coef 0.01 --level-replay"
 FLAGS += " --eval-episodes 2 --checkpoint-every 1 --total-steps 1024"
 
