@@ -6,6 +6,15 @@ are kept in `benchmarks/runs` among them (`--logdir benchmarks/runs`). The mean 
 compared with that of the three published runs of train-procgen's PPO: at the same env steps, and in means
 over the ten updates before, which do not depend on the luck of a hundred episodes. The means end where the
 published curves become sparse. Where there are several seeds, their mean is judged.
+
+    python -m benchmarks.learning_procgen --envs all
+
+trains all 16 games, one after another. A stopped benchmark continues with the same command, and `--no-train`
+only reads the runs that are there. The last table has the mean normalised returns over the games, on training
+levels and on unseen levels, at a quarter of a million, half a million and a million env steps, beside those
+of the published runs at the same env steps. One seed for each game is enough, because such a mean has little
+noise: its standard error follows from the variances within the games. The published runs give the variance of
+a game that has one seed.
 """
 
 from __future__ import annotations
@@ -22,11 +31,12 @@ from rich.table import Table
 from benchmarks import command, training
 from tfrl import config as settings
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.envs.published import published_curve
+from tfrl.envs.published import RANGES, published_curve, score_range
 from tfrl.envs.registry import games
 from tfrl.reporting.runs import Run, group
 
 _MARKS = (500_000, 1_000_000)  # env steps
+_MEANS_AT = (250_000, 500_000, 1_000_000)  # env steps of the means over games
 _WINDOW = 10 * 64 * 256  # env steps of ten updates of the published runs
 _DENSE = 1_015_808  # env steps up to which the published curves have every update
 Curve = tuple[np.ndarray, np.ndarray]  # env steps and returns, both [P]
@@ -39,7 +49,7 @@ class Options:
     algorithms: str = "ppo"
     """Algorithms for images and discrete actions, with commas between."""
     envs: str = "fruitbot"
-    """Games, with commas between."""
+    """Games, with commas between; all: the 16 games."""
     total_steps: int = 1_000_000
     """Env steps."""
     seeds: str = "1"
@@ -48,6 +58,10 @@ class Options:
     """Precision of the torso."""
     logdir: str = "logs/learning"
     """Folder of the runs."""
+    train: bool = True
+    """Train the runs that are missing; --no-train: only read those that are complete."""
+    ranges: Literal["paper", "rliable"] = "paper"
+    """Ranges of the normalised returns: the paper's, or those of train-procgen's code and rliable."""
     plot: str | None = None
     """A PNG of our curves and the published ones."""
 
@@ -58,10 +72,19 @@ def main(options: Options) -> None:
     command.check_plot(options.plot)
     found: list[Run] = []
     for algorithm, env, flags in experiments:
-        of_seeds = training.train(flags, seeds, options.logdir, algorithm=algorithm)
+        of_seeds = training.train(
+            flags, seeds, options.logdir, algorithm=algorithm, only_read=not options.train
+        )
+        if not of_seeds:
+            continue
         Console().print(_compare(f"{env}, {algorithm}", env, [_curve(run) for run in of_seeds]))
         found += of_seeds
+    if not found:
+        raise UserError(f"{options.logdir} has no complete run of these; leave --no-train out.")
     Console().print(_ends(found))
+    for algorithm in dict.fromkeys(run.config.algorithm for run in found):
+        of_one = [run for run in found if run.config.algorithm == algorithm]
+        Console().print(_means(algorithm, of_one, options.ranges))
     if options.plot:
         from tfrl.reporting import plots
 
@@ -71,10 +94,11 @@ def main(options: Options) -> None:
 def _experiments(options: Options) -> list[tuple[str, str, list[str]]]:
     """Algorithm, game and flags of each. Raises UserError for what would fail, also after the training."""
     found = []
-    for env in options.envs.split(","):
+    envs = ",".join(games()) if options.envs == "all" else options.envs
+    for env in envs.split(","):
         for algorithm in options.algorithms.split(","):
             flags = ["--env", env.strip(), "--precision", options.precision]
-            flags += ["--total-steps", str(options.total_steps)]
+            flags += ["--total-steps", str(options.total_steps), "--eval-every-steps", str(_MEANS_AT[0])]
             config = settings.reader(algorithm.strip()).parse([*flags, "--logdir", options.logdir])
             if config.env not in games():
                 raise UserError(
@@ -139,6 +163,88 @@ def _ends(found: Sequence[Run]) -> Table:
         about = (run.config.env, run.config.algorithm, str(run.config.seed), f"{run.env_steps:,}")
         table.add_row(*about, *(f"{value:.2f}" for value in returns))
     return table
+
+
+# Means over games
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """A mean of normalised returns over games, and its standard error."""
+
+    value: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} \u00b1 {self.error:.3f}"
+
+
+def over_games(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> tuple[Mean, Mean]:
+    """The means over games of our scores and the published ones, with their standard errors.
+
+    The error of a game's mean follows from the variance of its runs. If a game has a single run, the variance
+    of the published runs takes its place.
+
+    Args:
+      ours, theirs: an array of scores, one a run, for each game; at least two published runs.
+    """
+    squares = []
+    for mine, published in zip(ours, theirs, strict=True):
+        spread = np.var(mine if len(mine) > 1 else published, ddof=1)
+        squares.append((spread / len(mine), np.var(published, ddof=1) / len(published)))
+    errors = np.sqrt(np.sum(squares, axis=0)) / len(squares)
+    means = (float(np.mean([scores.mean() for scores in group])) for group in (ours, theirs))
+    mine, published = (Mean(m, float(e)) for m, e in zip(means, errors, strict=True))
+    return mine, published
+
+
+def _means(algorithm: str, found: Sequence[Run], ranges: str) -> Table:
+    """A row for each number of env steps and level set, over the games of the runs of one algorithm."""
+    by_game = {run.config.env: [r for r in found if r.config.env == run.config.env] for run in found}
+    names = ("env steps", "levels", "published PPO", f"ours, {algorithm}", "difference", "")
+    count = f"{len(by_game)} game{'' if len(by_game) == 1 else 's'}"
+    title = f"mean normalised return over {count} \u00b1 standard error (ranges: {RANGES[ranges]})"
+    table = Table(*names, title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    end = min(run.env_steps for run in found)
+    for mark in [mark for mark in _MEANS_AT if mark <= end] or [end]:
+        for level_set in ("train", "test"):
+            scores = [_scores_at(mark, env, level_set, runs, ranges) for env, runs in by_game.items()]
+            if any(pair is None for pair in scores):
+                continue
+            mine, published = over_games(*zip(*(pair for pair in scores if pair is not None), strict=True))
+            difference = Mean(mine.value - published.value, float(np.hypot(mine.error, published.error)))
+            low, high = difference.value + 2 * difference.error, difference.value - 2 * difference.error
+            verdict = "below" if low < 0 else "above" if high > 0 else "within two errors"
+            levels = {"train": "training", "test": "unseen"}[level_set]
+            table.add_row(f"{mark:,}", levels, str(published), str(mine), str(difference), verdict)
+    return table
+
+
+def _scores_at(
+    mark: int, env: str, level_set: str, found: Sequence[Run], ranges: str
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Normalised returns of our runs and of the published ones; None without an evaluation there.
+
+    While training, they are means over ten updates. On unseen levels, they are those of the first evaluation
+    at `mark` env steps or later, and the published runs' last 100 episodes at the same env steps.
+    """
+    at, published = published_curve(env, level_set)
+    ours, theirs = [], []
+    for run in found:
+        if level_set == "train":
+            step = float(mark)
+            ours.append(_window_mean(step, *_curve(run)))
+            theirs.append([_window_mean(step, at, curve) for curve in published])
+            continue
+        steps, returns = run.evaluations(level_set)
+        late = np.flatnonzero(steps >= mark)
+        if not late.size or steps[late[0]] > mark + _WINDOW:
+            return None
+        ours.append(returns[late[0]])
+        theirs.append([np.interp(steps[late[0]], at, curve) for curve in published])
+    low, high = score_range(env, "easy", ranges) or (0.0, 1.0)
+    mine, others = (np.array(x, np.float64) for x in (ours, np.mean(theirs, axis=0)))
+    return (mine - low) / (high - low), (others - low) / (high - low)
 
 
 if __name__ == "__main__":

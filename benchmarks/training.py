@@ -14,9 +14,16 @@ from tfrl.run.folder import RESULTS_FILE, as_it_began, check_run_folder
 
 
 def train(
-    flags: Sequence[str], seeds: Sequence[int], logdir: str, *, algorithm: str = "ppo"
+    flags: Sequence[str],
+    seeds: Sequence[int],
+    logdir: str,
+    *,
+    algorithm: str = "ppo",
+    only_read: bool = False,
 ) -> list[runs.Run]:
     """Runs of an algorithm, one a seed, in folders of their own; one that is complete is only read.
+
+    `only_read` leaves out the runs that are not complete.
 
     Raises:
       UserError: a folder has a run of other settings.
@@ -28,6 +35,8 @@ def train(
         config = settings.reader(algorithm).parse(of_run)
         _check_folder(config)
         if not _is_done(config):
+            if only_read:
+                continue
             command.finish([sys.executable, "-m", f"tfrl.{algorithm}", *of_run])
         folders.append(config.run_dir)
     return [runs.load(folder) for folder in folders]

@@ -7,10 +7,12 @@ first evaluation (or test), with "connecting" when TensorFlow has just connected
 one that is found after so many seconds without a sign of life, instead of minutes, where no update has been
 measured yet. SLOW holds for the whole run, whatever UPDATE is: the worker, or each one where WORKER is -1,
 waits for a random time before each compiled call.
+COMMAND in the environment is the module of another trainer than PPO's.
 Where PHASES in the environment names a folder, the worker notes there each phase as it begins it
 (workers.phases reads that).
 """
 
+import importlib
 import json
 import os
 import random
@@ -40,9 +42,9 @@ def main(arguments):
 
         owner, method = learner.Classifier, "test" if evaluates else "step"
     else:
-        from tfrl import ppo_procgen as command
         from tfrl.training import on_policy
 
+        command = importlib.import_module(os.environ.get("COMMAND", "tfrl.ppo_procgen"))
         owner, method = on_policy.OnPolicyLearner, "act" if evaluates else "learn"
     if moment == "connecting":
         from tfrl.workers import strategy as owner

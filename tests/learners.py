@@ -19,6 +19,7 @@ _AGENTS = {
     "ppo": "PPOAgent",
     "reinforce": "ReinforceAgent",
     "drac": "DrACAgent",
+    "daac": "DAACAgent",
     "ppg": "PPGAgent",
     "impala": "ImpalaAgent",
 }

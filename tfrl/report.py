@@ -20,8 +20,15 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.streams import tell
 from tfrl.config import run_folder
-from tfrl.envs.published import normalized_return, published_returns, returns_elsewhere
-from tfrl.envs.registry import LEVEL_SETS, TRAIN, level_set_title
+from tfrl.envs.procgen import UNSEEN_LEVELS
+from tfrl.envs.published import (
+    RANGES,
+    normalized_return,
+    published_returns,
+    returns_elsewhere,
+    score_range,
+)
+from tfrl.envs.registry import LEVEL_SETS, TRAIN, games, level_set_title
 from tfrl.reporting import runs as run_folders
 from tfrl.reporting import scores
 from tfrl.reporting.runs import Group, Run, over_games, run_names, variants
@@ -41,6 +48,10 @@ _CAPTIONS = {
         "percentile bootstraps that draw runs anew within each game (Agarwal et al. 2021); for few runs "
         "they are too narrow. "
         "IQM: the mean of the middle half of all runs.",
+    ),
+    "level_scores": (
+        "Levels",
+        "Level replay: the last score of each training level, and how many of its episodes were finished.",
     ),
     "training": (
         "While training",
@@ -106,6 +117,7 @@ def write(loaded: Sequence[Run], out: Path) -> Path:
     draw = {
         "learning_curves": plots.learning_curves,
         "final_scores": plots.final_scores,
+        "level_scores": plots.level_scores,
         "training": plots.training,
     }
     groups = run_folders.group(loaded)
@@ -189,7 +201,12 @@ def render(runs: Sequence[Run], groups: Sequence[Group], pictures: Mapping[str, 
     ]
     if found := notes(groups):
         parts.append(f"<ul class='notes'>{''.join(f'<li>{_text(note)}</li>' for note in found)}</ul>")
-    parts += ["<h2>Results</h2>", _table(_results(groups)), _table(_aggregates(groups))]
+    parts += [
+        "<h2>Results</h2>",
+        _table(_results(groups)),
+        _table(_aggregates(groups)),
+        _about_procgen(groups),
+    ]
     for name, (heading, caption) in _CAPTIONS.items():
         if name in pictures:
             data = base64.b64encode(pictures[name]).decode()
@@ -277,8 +294,31 @@ def _aggregates(groups: Sequence[Group]) -> list[dict[str, str]]:
             for title, statistic in (("IQM", scores.iqm), ("mean", scores.mean), ("median", scores.median)):
                 value = statistic(np.concatenate(found))
                 row[title] = _number(value, 3) + _interval(scores.stratified_bootstrap(found, statistic), 3)
+            others = [g.scores(level_set, "rliable") for g in members]
+            if any((a != b).any() for a, b in zip(found, others, strict=True)):
+                row["mean, rliable's ranges"] = _number(scores.mean(np.concatenate(others)), 3)
             rows.append(row)
     return rows
+
+
+def _about_procgen(groups: Sequence[Group]) -> str:
+    """A paragraph with procgen's version, the ranges of normalised returns, and what unseen levels are."""
+    of_procgen = [g for g in groups if g.env in games()]
+    if not of_procgen:
+        return ""
+    done = [run.results for g in of_procgen for run in g.runs if run.results]
+    versions = sorted({str(found["procgen"]["version"]) for found in done if "procgen" in found})
+    ranges = f"Normalised returns have the ranges of {RANGES['paper']}."
+    changed = {
+        (g.env, g.mode): pair
+        for g in of_procgen
+        if (pair := score_range(g.env, g.mode, "rliable")) != score_range(g.env, g.mode) and pair
+    }
+    if changed:
+        other = ", ".join(f"{env} {low:g} to {high:g}" for (env, _), (low, high) in changed.items())
+        ranges += f" The ranges of {RANGES['rliable']}, differ: {other}."
+    by = f"Trained with {', '.join(versions)}. " if versions else ""
+    return f"<p class='small'>{_text(f'{by}{ranges} Unseen levels are {UNSEEN_LEVELS}.')}</p>"
 
 
 def _settings(runs: Sequence[Run], groups: Sequence[Group]) -> str:

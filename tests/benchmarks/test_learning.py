@@ -12,6 +12,7 @@ from benchmarks import command, continuous_control, learning_gymnasium, learning
 from tfrl import config as settings
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
+from tfrl.envs import published
 from tfrl.envs.published import published_curve
 from tfrl.reporting import runs
 
@@ -90,6 +91,42 @@ def test_sparse_published_curves_give_no_verdict_on_means():
     rows = list(zip(table.columns[0].cells, table.columns[6].cells, strict=True))
     assert {verdict for step, verdict in rows if int(step.replace(",", "")) > 1_015_808} == {"-"}
     assert {verdict for step, verdict in rows if int(step.replace(",", "")) <= 1_015_808} == {"within"}
+
+
+def test_means_over_games_have_the_errors_of_runs_within_games():
+    ours = [np.array([0.5, 0.7]), np.array([0.1])]
+    theirs = [np.array([0.4, 0.5, 0.6]), np.array([0.0, 0.3, 0.6])]
+    mine, published = learning_procgen.over_games(ours, theirs)
+    assert (mine.value, published.value) == pytest.approx((0.35, 0.4))
+    assert mine.error == pytest.approx(np.sqrt(0.02 / 2 + 0.09 / 1) / 2)  # 0.09: of the published runs
+    assert published.error == pytest.approx(np.sqrt(0.01 / 3 + 0.09 / 3) / 2)
+
+
+@pytest.mark.parametrize("ranges", ["paper", "rliable"])
+def test_the_means_of_all_games_stand_beside_the_published_runs(monkeypatch, tmp_path, capsys, ranges):
+    """Games that are not trained yet are left out, and a game's return counts by its range."""
+    monkeypatch.setattr(command, "finish", None)  # nothing is started
+    games = ("jumper", "leaper", "bigfish")
+    made = {game: runs.load(make_run(tmp_path, game)) for game in games}
+    options = learning_procgen.Options(envs="all", logdir=str(tmp_path), train=False, ranges=ranges)
+    learning_procgen.main(options)
+    told = capsys.readouterr().out
+    assert "over 3 games" in told and told.count("1,000,000 ") >= 2 and "250,000" in told
+    for mark in (250_000, 500_000, 1_000_000):
+        for level_set in ("train", "test"):
+            scores = []
+            for game, run in made.items():
+                low, high = published.score_range(game, "easy", ranges)
+                if level_set == "train":
+                    at, returns = run.points("rollout/episode_return")
+                    value = returns[(at > mark - 163_840) & (at <= mark)].mean()
+                else:
+                    at, returns = run.evaluations("test")
+                    value = returns[at >= mark][0]
+                scores.append((value - low) / (high - low))
+            assert f"{np.mean(scores):.3f} \u00b1" in told
+    with pytest.raises(UserError, match="has no complete run of these"):
+        learning_procgen.main(dataclasses.replace(options, logdir=str(tmp_path / "empty")))
 
 
 @pytest.mark.long

@@ -53,6 +53,26 @@ def test_normalized_returns_are_0_and_1_at_the_ends_of_the_range(env, mode, epis
     assert got == (None if expected is None else pytest.approx(expected))
 
 
+def test_the_ranges_of_rliable_differ_for_two_games():
+    """The means of the published PPO at 25 M, easy, 200 levels, by both ranges (training, unseen)."""
+    means = {}
+    for ranges in published.RANGES:
+        found = {"train": [], "test": []}
+        for game in games():
+            _, returns = published.published_returns(game)
+            for level_set, value in returns.items():
+                found[level_set].append(published.normalized_return(game, "easy", value, ranges))
+        means[ranges] = [round(float(np.mean(found[s])), 3) for s in ("train", "test")]
+    assert means == {"paper": [0.59, 0.34], "rliable": [0.599, 0.355]}
+    differ = {
+        g for g in games() if published.score_range(g, "easy") != published.score_range(g, "easy", "rliable")
+    }
+    assert differ == {"jumper", "leaper"}
+    assert all(
+        published.score_range(g, "hard") == published.score_range(g, "hard", "rliable") for g in games()
+    )
+
+
 def paper_score(game, mode, episode_return):
     low, high = PAPER_RANGES[game][mode == "hard"]
     return (episode_return - low) / (high - low)

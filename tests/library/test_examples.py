@@ -9,6 +9,7 @@ from processes import ROOT
 
 SHOWN = {
     "own_env": "95 % interval",
+    "own_levels": "levels with the most to learn",
     "own_network": "own_network:residual and own_network:wide",
     "own_callback": "ended after",
     "own_algorithm": "mean return",

@@ -15,6 +15,7 @@ from tfrl.config.run import RLSettings
 from tfrl.envs import registry
 from tfrl.experience import memory
 from tfrl.experience.collector import Collected, Collector, Versioned
+from tfrl.experience.levels import LevelSampler
 from tfrl.experience.memory import Memory
 from tfrl.experience.replay import BufferSettings
 from tfrl.experience.rollout import Rollout
@@ -293,6 +294,7 @@ class Actor(Behavior):
     def __init__(self, config: RLSettings, collector: Collector, precision: str, *, at_once: int) -> None:
         super().__init__(config, precision, at_once=at_once)
         self.collector = collector
+        self._levels = LevelSampler.of(config)
         self._ended: float | None = None  # the end time of the last rollout
 
     def collect(
@@ -302,9 +304,12 @@ class Actor(Behavior):
         began = time.perf_counter()
         idle = 0.0 if self._ended is None else began - self._ended
         self.set_weights(weights.weights)
-        noise = self.acting.draw(number, self.collector.indices)
+        indices, levels = self.collector.indices, None
+        noise = self.acting.draw(number, indices)
+        if self._levels is not None:
+            levels = self._levels.draw(number, indices, self._config.steps_per_env, weights.probabilities)
         with tf.device(self._device):
-            rollout = self.collector.collect(self.acting, noise, on_step)
+            rollout = self.collector.collect(self.acting, noise, on_step, levels)
         rollout.idle_seconds, rollout.version = idle, float(weights.version)
         after = self.collector.get_state()
         self._ended = time.perf_counter()

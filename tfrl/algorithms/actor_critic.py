@@ -98,11 +98,15 @@ class ActorCriticAgent(Agent):
     """Actor, critic and their gradient steps under a strategy: an agent that learns from each rollout.
 
     A subclass has `make_steps`, `uses_xla`, `gradient_steps_per_update` and `update`.
+
+    Attributes:
+      advantages: with level replay, those of the last rollout, float32 [R, T, B], not normalised.
     """
 
     _config: RolloutSettings
     network: ActorCritic
     acting: ActingActorCritic
+    advantages: np.ndarray
 
     def __init__(self, config: RolloutSettings, runtime: Runtime) -> None:
         super().__init__(config, runtime)

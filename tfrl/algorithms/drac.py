@@ -28,6 +28,7 @@ from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Network, Task
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Discrete
+from tfrl.experience.levels import LevelReplay
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses
 from tfrl.ops.augment import AUGMENTATIONS, SlidingWindowUCB
@@ -70,7 +71,7 @@ class Config(DrAC, ppo.Config):
     """All settings of a run of data-regularised PPO. One field a flag."""
 
     algorithm: ClassVar[str] = "drac"
-    sections: ClassVar[tuple[type, ...]] = (Task, PPO, DrAC, Network, *DISTRIBUTED_SECTIONS)
+    sections: ClassVar[tuple[type, ...]] = (Task, PPO, DrAC, LevelReplay, Network, *DISTRIBUTED_SECTIONS)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Discrete,)

@@ -29,6 +29,7 @@ from tfrl.config.distributed import Actors, Learners
 from tfrl.config.run import Hardware, Network, Run, Task
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Discrete
+from tfrl.experience.levels import LevelReplay
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses
 from tfrl.ops.graph import compiled, tf
@@ -100,7 +101,7 @@ class Config(PPG, ppo.Config):
     """
 
     algorithm: ClassVar[str] = "ppg"
-    sections: ClassVar[tuple[type, ...]] = (Task, PPO, PPG, Network, Hardware, Learners, Run)
+    sections: ClassVar[tuple[type, ...]] = (Task, PPO, PPG, LevelReplay, Network, Hardware, Learners, Run)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Discrete,)

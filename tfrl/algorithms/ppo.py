@@ -6,8 +6,9 @@ summed over all replicas. The sum is then clipped. So N replicas or workers take
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -20,6 +21,7 @@ from tfrl.cli.flags import FRACTION, NATURAL, NOT_NEGATIVE, POSITIVE, Range
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Network, Task
 from tfrl.envs import registry
+from tfrl.experience.levels import MOST_LEVELS, LevelReplay
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, returns
 from tfrl.ops.graph import compiled, graph, tf
@@ -173,11 +175,11 @@ class PPO(Rollouts):
 
 # The fields of a dataclass begin with those of its last base class.
 @dataclass(frozen=True)
-class Config(PPO, RolloutSettings):
+class Config(PPO, LevelReplay, RolloutSettings):
     """All settings of a PPO run; the defaults are the preset openai-easy. One field a flag."""
 
     algorithm: ClassVar[str] = "ppo"
-    sections: ClassVar[tuple[type, ...]] = (Task, PPO, Network, *DISTRIBUTED_SECTIONS)
+    sections: ClassVar[tuple[type, ...]] = (Task, PPO, LevelReplay, Network, *DISTRIBUTED_SECTIONS)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     aliases: ClassVar[Mapping[str, str]] = {
@@ -195,6 +197,11 @@ class Config(PPO, RolloutSettings):
     def steps_per_epoch(self) -> int:
         """Gradient steps of one pass over a rollout."""
         return self.steps_per_update // self.rows_per_step
+
+    @property
+    def minibatch_epochs(self) -> int:
+        """Passes of an update over the minibatches."""
+        return self.epochs
 
     @property
     def sequence_steps(self) -> int:
@@ -284,6 +291,8 @@ class Config(PPO, RolloutSettings):
                 f"--minibatch-size {self.minibatch_size} is more than a whole rollout: --num-envs "
                 f"{self.num_envs} x --num-steps {self.num_steps} = {self.steps_per_update}."
             )
+        if self.level_replay:
+            self._check_levels()
         if self.memory != "none" and self.minibatch_size:
             raise UserError(
                 f"--minibatch-size cannot be used with --memory {self.memory}, whose minibatches are whole "
@@ -294,6 +303,29 @@ class Config(PPO, RolloutSettings):
                 f"--num-steps must be divisible by --num-minibatches {self.num_minibatches}; got "
                 f"{self.num_steps}."
             )
+
+    def _check_levels(self) -> None:
+        """Raises UserError if there are no levels to choose from."""
+        if not registry.family(self.env).chooses_levels:
+            raise UserError(
+                f"--level-replay needs an env with levels, and {self.env} has none: leave it out."
+            )
+        if not self.num_levels:
+            raise UserError("--level-replay needs training levels: give their number as --num-levels.")
+        if self.num_levels > MOST_LEVELS:
+            raise UserError(
+                f"--level-replay keeps scores of at most {MOST_LEVELS:,} levels; got --num-levels "
+                f"{self.num_levels}."
+            )
+        if self.distribution_mode == "exploration":
+            raise UserError("--level-replay needs several levels, and exploration is a single level.")
+
+    @property
+    def ineffective(self) -> dict[str, str]:
+        """Settings without an effect by name, each with the reason."""
+        names = [field.name for field in dataclasses.fields(LevelReplay) if field.name != "level_replay"]
+        found = {} if self.level_replay else dict.fromkeys(names, "without --level-replay")
+        return super().ineffective | found
 
 
 def _two_sums(x: tf.Tensor, axis: int | tuple[int, ...]) -> tf.Tensor:
@@ -308,6 +340,7 @@ def _moments(sums: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 _MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+_UPDATE = "update"  # the name of PPO's gradient step
 _UPDATE_METRICS = ("explained_variance", "grad_norm", "learning_rate", "first_ratio_error")
 # Samples times parameters of one compiled call: about a second for a small network, so the progress line
 # moves often.
@@ -350,6 +383,34 @@ class Estimates(NamedTuple):
     targets: tf.Tensor
     moments: tf.Tensor
     target_statistics: tf.Tensor
+
+
+class Taken(NamedTuple):
+    """The gradient steps of one kind in an update so far.
+
+    Attributes:
+      begin, end: the numbers of the first minibatch and of the next one, counted over the update.
+      ended: True if a gradient step ended the passes.
+      sums: the sums of the metrics and of the gradient's norm over these steps, float32 [metrics + 1]. A call
+        continues the sums of the call before, so the number of steps of a call does not change them.
+      first_error: the largest |ratio - 1| of the update's first minibatch.
+    """
+
+    begin: int
+    end: int
+    ended: bool
+    sums: tf.Tensor
+    first_error: float
+
+    @classmethod
+    def none(cls, means: Sequence[str], begin: int = 0) -> Taken:
+        """No steps with these metrics yet; they begin with minibatch `begin`."""
+        return cls(begin, begin, False, tf.zeros(len(means) + 1), 0.0)
+
+    def means(self, names: Sequence[str]) -> dict[str, float]:
+        """The means of the metrics by name, and of the gradient's norm as `grad_norm`."""
+        found = (self.sums.numpy() / np.float32(self.end - self.begin)).tolist()
+        return dict(zip((*names, "grad_norm"), found, strict=True))
 
 
 class PPOAgent(ActorCriticAgent):
@@ -397,7 +458,7 @@ class PPOAgent(ActorCriticAgent):
             max_norm=config.max_grad_norm,
             errors="largest",
         )
-        return {"update": step}
+        return {_UPDATE: step}
 
     def _part_rows(self) -> int:
         """The number of sequences of a part."""
@@ -408,7 +469,7 @@ class PPOAgent(ActorCriticAgent):
     @property
     def gradient_steps_per_update(self) -> int:
         """One gradient step for each minibatch of each epoch; `target_kl` may end the update earlier."""
-        return self._config.epochs * self._config.steps_per_epoch
+        return self._config.minibatch_epochs * self._config.steps_per_epoch
 
     @property
     def summary(self) -> dict[str, str]:
@@ -423,15 +484,46 @@ class PPOAgent(ActorCriticAgent):
         self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None
     ) -> dict[str, float]:
         """Takes the gradient steps of all epochs and minibatches; as `ActorCriticAgent.update`."""
-        config, per_replica = self._config, self._runtime.per_replica
+        config = self._config
         scale = learning_rate(config.lr_schedule, 1.0, number, config.num_updates)
         self.acting.forget_weights()
-        log_probs, acted_values = rollout.extras["log_prob"], rollout.extras["value"]
+        samples, starts = self._samples(rollout, number), self._runtime.per_replica(self._minibatches(number))
+        taken = Taken.none(self._step_means(_UPDATE))
+        for epoch in range(config.epochs):
+            if epoch == 0:
+                estimated, explained = self._first_estimates(rollout, starts)
+            elif config.renew_advantages:
+                started = None if rollout.memory is None else rollout.started_memory
+                values = self.values(rollout.observations, rollout.observations.shape[3:], started)
+                estimated = self._estimates(rollout, values, starts)
+            samples = samples._replace(advantages=estimated.advantages, targets=estimated.targets)
+            batch = (samples, estimated.moments, starts, tf.constant(scale))
+            taken = self._take(_UPDATE, batch, taken, (epoch + 1) * config.steps_per_epoch, on_step)
+        metrics = taken.means(self._step_means(_UPDATE))
+        metrics |= {"explained_variance": explained, "first_ratio_error": taken.first_error}
+        check_finite(metrics.items(), f" (minibatch {taken.end} of the update)")
+        metrics["learning_rate"] = config.lr * scale
+        return {f"train/{name}": value for name, value in metrics.items()}
+
+    def _first_estimates(self, rollout: Rollout, starts: Any) -> tuple[Estimates, float]:
+        """Estimates by the values of the weights that acted, and the explained variance of the targets."""
+        values = np.concatenate([rollout.extras["value"], self.last_values(rollout)[:, None]], axis=1)
+        estimated = self._estimates(rollout, values, starts)
+        explained, mean_target = self._runtime.first(estimated.target_statistics).numpy().tolist()
+        if rollout.levels is not None:
+            local = self._runtime.local_results(estimated.advantages)
+            self.advantages = np.stack([x.numpy() for x in local])
+        self._begin_update(mean_target)
+        return estimated, explained
+
+    def _samples(self, rollout: Rollout, number: int) -> Samples:
+        """The samples of a rollout for each replica, without advantages and targets."""
+        per_replica = self._runtime.per_replica
         samples = Samples(
-            observations=per_replica(rollout.observations[:, : config.num_steps]),
+            observations=per_replica(rollout.observations[:, : self._config.num_steps]),
             actions=per_replica(rollout.actions),
-            log_probs=per_replica(log_probs),
-            values=per_replica(acted_values),
+            log_probs=per_replica(rollout.extras["log_prob"]),
+            values=per_replica(rollout.extras["value"]),
             advantages=(),
             targets=(),
             extra=tuple(map(per_replica, self._extra_inputs(rollout, number))),
@@ -440,39 +532,33 @@ class PPOAgent(ActorCriticAgent):
         if rollout.memory is not None:
             memory = rollout.started_memory[:, :-1], rollout.keeps[:, :-1]
             samples = samples._replace(memory=tuple(map(per_replica, memory)))
-        starts = per_replica(self._minibatches(number))
-        # A call continues the sums of the call before, so the number of steps of a call does not change them.
-        done, ended, sums, first_error = 0, False, tf.zeros(len(self.means) + 1), 0.0
-        for epoch in range(config.epochs):
-            if epoch == 0:
-                values = np.concatenate([acted_values, self.last_values(rollout)[:, None]], axis=1)
-                estimated = self._estimates(rollout, values, starts)
-                explained, mean_target = self._runtime.first(estimated.target_statistics).numpy().tolist()
-                self._begin_update(mean_target)
-            elif config.renew_advantages:
-                started = None if rollout.memory is None else rollout.started_memory
-                values = self.values(rollout.observations, rollout.observations.shape[3:], started)
-                estimated = self._estimates(rollout, values, starts)
-            samples = samples._replace(advantages=estimated.advantages, targets=estimated.targets)
-            batch = (samples, estimated.moments, starts, tf.constant(scale))
-            end = (epoch + 1) * config.steps_per_epoch
-            while done < end and not ended:
-                until = min(done + self._steps_a_call(), end)
-                index, ended, sums, error = self._compiled_steps(
-                    batch, tf.constant(done), tf.constant(until), sums
-                )
-                if done == 0:
-                    first_error = float(error)
-                done = int(index)
-                on_step(done)
-            if ended:
-                break
-        means = (sums.numpy() / np.float32(done)).tolist()
-        metrics = dict(zip((*self.means, "grad_norm"), means, strict=True))
-        metrics |= {"explained_variance": explained, "first_ratio_error": first_error}
-        check_finite(metrics.items(), f" (minibatch {done} of the update)")
-        metrics["learning_rate"] = config.lr * scale
-        return {f"train/{name}": value for name, value in metrics.items()}
+        return samples
+
+    def _take(
+        self, name: str, batch: tuple, taken: Taken, until: int, on_step: Callable[[int], None]
+    ) -> Taken:
+        """Takes the gradient steps of one kind up to minibatch `until`, or fewer if one ends the passes.
+
+        Args:
+          name: the gradient step, one of `make_steps`.
+          batch: samples, moments, the result of `_minibatches` and the scale of the learning rates.
+          taken: the steps of this kind so far in the update.
+          until: the end, a number of minibatches of the update.
+          on_step: called with the number of finished minibatches of the update.
+        """
+        while taken.end < until and not taken.ended:
+            begin, end = taken.end, min(taken.end + self._steps_a_call(), until)
+            index, ended, sums, error = self._compiled_steps(
+                name, batch, tf.constant(begin), tf.constant(end), taken.sums
+            )
+            first_error = float(error) if begin == 0 else taken.first_error
+            taken = Taken(taken.begin, int(index), bool(ended), sums, first_error)
+            on_step(taken.end)
+        return taken
+
+    def _step_means(self, name: str) -> tuple[str, ...]:
+        """The names of the metrics of a gradient step."""
+        return self.means
 
     def _begin_update(self, mean_target: float) -> None:
         """Called before the first gradient step with the mean value target of all replicas."""
@@ -507,7 +593,7 @@ class PPOAgent(ActorCriticAgent):
                 number,
                 envs[begin : begin + share],
                 each=each,
-                epochs=config.epochs,
+                epochs=config.minibatch_epochs,
                 num_minibatches=config.steps_per_epoch,
                 size=config.rows_per_step // config.sequence_steps * block // config.num_envs,
                 block=block,
@@ -578,24 +664,24 @@ class PPOAgent(ActorCriticAgent):
         return tf.reshape(rows, (starts.shape[0], -1))
 
     def _take_steps(
-        self, batch: tuple, index: tf.Tensor, end: tf.Tensor, sums: tf.Tensor
+        self, name: str, batch: tuple, index: tf.Tensor, end: tf.Tensor, sums: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        """Takes the minibatches `index` to `end` - 1 of the update, or fewer if one of them ends the update.
+        """Takes the minibatches `index` to `end` - 1 of the update, or fewer if one of them ends the passes.
 
-        Returns the number of minibatches of the update so far, True if the update ends, the sums of all
+        Returns the number of minibatches of the update so far, True if the passes end, the sums of all
         metrics so far (`sums` are those before the call), and the largest |ratio - 1| of the first minibatch
         of the update.
         """
-        config = self._config
+        target_kl, names = self._config.target_kl, self._step_means(name)
         step_on_replica = tf.autograph.experimental.do_not_convert(self._step_on_replica)
         ended, first_error = tf.constant(False), tf.constant(0.0)
         while index < end and not ended:
-            outcome = self._runtime.strategy.run(step_on_replica, args=(*batch, index))
+            outcome = self._runtime.strategy.run(step_on_replica, args=(name, *batch, index))
             # These are sums over all replicas, so all workers stop together.
             means, error = (self._runtime.first(x) for x in outcome)
             ended = not tf.reduce_all(tf.math.is_finite(means))
-            if config.target_kl is not None:
-                ended = ended or means[self.means.index("approx_kl")] > config.target_kl
+            if target_kl is not None and "approx_kl" in names:
+                ended = ended or means[names.index("approx_kl")] > target_kl
             if index == 0:
                 first_error = error
             sums, index = sums + means, index + 1
@@ -603,6 +689,7 @@ class PPOAgent(ActorCriticAgent):
 
     def _step_on_replica(
         self,
+        name: str,
         samples: Samples,  # of the rollout
         moments: tf.Tensor,  # [E * M, 2]
         starts: tf.Tensor,  # of `_minibatches`, [E * M, q]
@@ -611,12 +698,23 @@ class PPOAgent(ActorCriticAgent):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Takes one minibatch; its means with the gradient's norm, and its largest |ratio - 1|."""
         shared = (tf.nest.map_structure(flat, samples), moments[index], index)
-        outcome = self.learning.gradient_step("update", starts[index], shared, scale)
+        outcome = self.learning.gradient_step(name, starts[index], shared, scale)
         return tf.concat([outcome.means, [outcome.norm]], axis=0), outcome.errors
 
     def _minibatch_loss(self, weights: Weights, starts: tf.Tensor, shared: Any) -> Losses:
         """The losses of the samples of the sequences that begin at rows int32 [q] of the rollout's arrays."""
-        data, moments, index = shared
+        samples = self._minibatch(starts, shared)
+        losses_, metrics, ratio = self._losses(weights, samples, shared[-1])
+        if len(metrics) != len(self.means):
+            raise UserError(
+                f"{type(self).__name__} has {len(self.means)} `means`, and its `_losses` returns "
+                f"{len(metrics)} metrics."
+            )
+        return Losses(losses_, dict(zip(self.means, metrics, strict=True)), tf.abs(ratio - 1.0))
+
+    def _minibatch(self, starts: tf.Tensor, shared: Any) -> Samples:
+        """The samples of the sequences that begin at rows int32 [q], with normalised advantages."""
+        data, moments, _ = shared
         rows = starts if self._config.sequence_steps == 1 else self._rows(starts[None])[0]
         samples = tf.nest.map_structure(lambda x: tf.gather(x, rows), data)
         advantages = (samples.advantages - moments[0]) / (moments[1] + 1e-8)
@@ -624,14 +722,7 @@ class PPOAgent(ActorCriticAgent):
         if self.network.state_size:
             remembered, keep = samples.memory
             memory = self.network.sequences(remembered, keep, starts.shape[0])
-        samples = samples._replace(advantages=advantages, memory=memory)
-        losses_, metrics, ratio = self._losses(weights, samples, index)
-        if len(metrics) != len(self.means):
-            raise UserError(
-                f"{type(self).__name__} has {len(self.means)} `means`, and its `_losses` returns "
-                f"{len(metrics)} metrics."
-            )
-        return Losses(losses_, dict(zip(self.means, metrics, strict=True)), tf.abs(ratio - 1.0))
+        return samples._replace(advantages=advantages, memory=memory)
 
     def _losses(
         self, weights: Weights, samples: Samples, index: tf.Tensor

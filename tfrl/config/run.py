@@ -450,7 +450,9 @@ def check_task(task: Task) -> None:
         raise UserError(
             f"{task.env} has no distribution mode {task.distribution_mode!r}; it has {', '.join(modes)}."
         )
-    for name in () if modes else ("distribution_mode", "num_levels", "start_level"):
+    has_levels = getattr(task, "level_replay", False) and registry.family(task.env).chooses_levels
+    of_procgen = ("distribution_mode",) if has_levels else ("distribution_mode", "num_levels", "start_level")
+    for name in () if modes else of_procgen:
         if getattr(task, name) != getattr(Task, name):
             raise UserError(f"{flag(name)} is only for procgen, and {task.env} has no levels: leave it out.")
     if task.start_level + task.num_levels > MOST:
@@ -458,7 +460,7 @@ def check_task(task: Task) -> None:
             f"--start-level + --num-levels must be at most {MOST}; got {task.start_level} + "
             f"{task.num_levels}."
         )
-    if task.start_level and not task.has_unseen_levels:
+    if task.start_level and not task.has_unseen_levels and not has_levels:
         why = "exploration is a single level" if task.num_levels else "--num-levels 0 is all levels"
         raise UserError(f"--start-level {task.start_level} has no effect: {why}; leave it out.")
 

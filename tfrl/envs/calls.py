@@ -8,7 +8,7 @@ import math
 import random
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
@@ -117,6 +117,25 @@ def wrappers(env: gymnasium.Env) -> Iterator[gymnasium.Wrapper]:
     while isinstance(env, gymnasium.Wrapper):
         yield env
         env = env.env
+
+
+def check_levels(env_id: str, env: gymnasium.Env, levels: Sequence[int]) -> None:
+    """Raises EnvError if the env's reset seems to ignore options["level"].
+
+    It does not ignore it if the first eight levels show different observations for one seed, or if its
+    info["level"] is the level.
+    """
+    shown, named = set(), True
+    with Calling(env_id, env, RESET):
+        for level in levels[:8]:
+            observation, info = env.reset(seed=1, options={"level": level})
+            shown.add(repr(observation))
+            named = named and info.get("level") == level
+    if len(shown) == 1 < len(levels) and not named:
+        raise EnvError(
+            f"{env_id} begins equal episodes for different levels: --level-replay needs a reset that begins "
+            'level options["level"]; if such levels look equal at first, return info["level"] as well'
+        )
 
 
 def stored(env_id: str, store: Callable[..., np.ndarray], *shown: Any) -> np.ndarray:

@@ -19,6 +19,7 @@ from tfrl.envs.calls import (
     Calling,
     check_finite,
     checked_ends,
+    check_levels,
     get_own_state,
     mask_of,
     put_own_state,
@@ -83,6 +84,9 @@ class GymnasiumVec:
         self._repeats = not known.draws_globally
         self._streams = [(int(spec.seed), int(i)) for i in indices]
         self._episodes = [0] * self.num_envs
+        self.levels = spec.first_levels(indices) if spec.level_replay else None
+        if spec.level_replay:
+            check_levels(name, self._envs[0], range(spec.start_level, spec.start_level + spec.num_levels))
         self._emulators: list[dict[str, np.ndarray]] = [{}] * self.num_envs  # before resets without a seed
         self._solved = np.zeros(self.num_envs, bool)
         self._shape = self.observation_spec.shape
@@ -104,7 +108,8 @@ class GymnasiumVec:
         with self._resetting:
             seed = None if self._atari and episode > 0 else _episode_seed(*self._streams[i], episode)
             self._emulators[i] = atari.get(env) if seed is None else {}
-            shown, info = env.reset(seed=seed)
+            options = {} if self.levels is None else {"options": {"level": int(self.levels[i])}}
+            shown, info = env.reset(seed=seed, **options)
             shown = self._stored(i, shown, info)
         self._began[i] = self._clock
         return shown.astype(self.observation_spec.dtype)  # a copy, because envs may share one array
@@ -113,7 +118,7 @@ class GymnasiumVec:
         """The step that `act` took; see `tfrl.envs.spec.Step`."""
         return self._step
 
-    def act(self, actions: np.ndarray) -> None:
+    def act(self, actions: np.ndarray, levels: np.ndarray | None = None) -> None:
         """Takes a step with actions [B, *action_shape]; rescales a Box's actions from [-1, 1] to [low, high].
 
         Raises EnvError if an env fails, or returns values that no algorithm can learn from.
@@ -148,6 +153,8 @@ class GymnasiumVec:
                         final.append(shown.astype(observation.dtype))
                     self._solved[i] = info.get("is_success", info.get("success", False))
                     self._episodes[i] += 1
+                    if self.levels is not None and levels is not None:
+                        self.levels[i] = levels[i]
                     shown = self._reset(i)
                 observation[i] = shown
         self._remember(actions)
@@ -204,6 +211,8 @@ class GymnasiumVec:
             "steps": self._clock - self._began[i],
             "solved": bool(self._solved[i]),
         }
+        if self.levels is not None:
+            about["level"] = int(self.levels[i])
         arrays = dict(self._emulators[i])
         if self._saves_state:
             arrays = get_own_state(self._envs[i])
@@ -242,6 +251,8 @@ class GymnasiumVec:
         """Restores the state of env i; False if an env that is replayed does something else than before."""
         self._streams[i] = tuple(row["stream"])
         self._episodes[i], self._solved[i] = row["episode"], row["solved"]
+        if self.levels is not None:
+            self.levels[i] = row["level"]
         if self._saves_state:
             self._reset(i)  # draws what the env does not save of its episode
             put_own_state(self._envs[i], row)

@@ -6,6 +6,7 @@ data/README.md names the sources.
 import csv
 import functools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,17 +58,34 @@ def _curves() -> dict[tuple[str, str], np.ndarray]:
     return {key: np.array(list(runs.values())) for key, runs in points.items()}
 
 
-def normalized_return(env: str, distribution_mode: str, episode_return: float) -> float | None:
-    """The score (R - min) / (max - min): 0 for a useless policy, 1 for a perfect one.
+RANGES: Mapping[str, str] = {
+    "paper": "Cobbe et al. 2020 (arXiv:1912.01588), appendix C",
+    "rliable": "train-procgen's code, which rliable (Agarwal et al. 2021) and most later papers use",
+}
+"""The sources of the two sets of ranges."""
+_OF_RLIABLE = {("jumper", "easy"): (1.0, 10.0), ("leaper", "easy"): (1.5, 10.0)}
+"""The ranges of rliable that differ from the paper's."""
 
-    The ranges are those of Cobbe et al. 2020, https://arxiv.org/abs/1912.01588, appendix C. None for envs and
-    modes without published ranges.
-    """
+
+def score_range(env: str, distribution_mode: str, ranges: str = "paper") -> tuple[float, float] | None:
+    """The lowest and the highest return of a game, from one of `RANGES`; None without published ranges."""
     scores = _scores().get(env)
     if scores is None or distribution_mode not in ("easy", "hard"):
         return None
-    low, high = scores[f"{distribution_mode}_min"], scores[f"{distribution_mode}_max"]
-    return (episode_return - low) / (high - low)
+    if ranges == "rliable" and (env, distribution_mode) in _OF_RLIABLE:
+        return _OF_RLIABLE[env, distribution_mode]
+    return scores[f"{distribution_mode}_min"], scores[f"{distribution_mode}_max"]
+
+
+def normalized_return(
+    env: str, distribution_mode: str, episode_return: float, ranges: str = "paper"
+) -> float | None:
+    """The score (R - min) / (max - min): 0 for a useless policy, 1 for a perfect one.
+
+    `ranges` is one of `RANGES`. None for envs and modes without published ranges.
+    """
+    found = score_range(env, distribution_mode, ranges)
+    return None if found is None else (episode_return - found[0]) / (found[1] - found[0])
 
 
 _FINAL = {

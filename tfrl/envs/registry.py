@@ -30,6 +30,7 @@ class Family:
       names: the names for `--env`, whose specs are attributes of the class; empty for Gymnasium, which has
         its own ids.
       steps_beside: True if `act` returns while the envs still step.
+      chooses_levels: True if the class takes the levels of `EnvSpec.level_replay`.
       fps: frames per second for videos; 0: each env has its own.
       modes: distribution modes that all envs of the family have.
       further_modes: modes of only some envs, with the names of these envs.
@@ -40,6 +41,7 @@ class Family:
     level_sets: tuple[str, ...] = LEVEL_SETS
     names: tuple[str, ...] = ()
     steps_beside: bool = True
+    chooses_levels: bool = False
     fps: int = 15
     modes: tuple[str, ...] = ()
     further_modes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -61,6 +63,7 @@ FAMILIES: Mapping[str, Family] = {
         implementation="tfrl.envs.procgen:Procgen",
         preset="openai-easy",
         names=_PROCGEN,
+        chooses_levels=True,
         modes=("easy", "hard"),
         further_modes={
             "extreme": ("chaser", "dodgeball", "leaper", "starpilot"),
@@ -79,6 +82,7 @@ FAMILIES: Mapping[str, Family] = {
         preset="gymnasium",
         level_sets=(TEST,),
         steps_beside=False,
+        chooses_levels=True,
         fps=0,
     ),
 }

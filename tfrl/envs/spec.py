@@ -276,7 +276,8 @@ class EnvSettings:
 class EnvSpec(EnvSettings):
     """The description of a global vector of envs: the same spec gives the same envs everywhere.
 
-    `num_levels=0` is the full distribution of levels; envs without levels ignore these fields.
+    `num_levels=0` is the full distribution of levels; envs without levels ignore these fields. With
+    `level_replay`, `VecEnv.act` takes the level that an env begins next; `first_levels` has the first ones.
     `num_threads`, `num_processes` and `render` change only the speed; `VecEnv.render` needs `render`.
     `env_kwargs`, `frame_skip`, `max_episode_steps` and `action_masks` are as in `tfrl.config.run.Task`.
     """
@@ -294,6 +295,12 @@ class EnvSpec(EnvSettings):
     frame_skip: int | None = None
     max_episode_steps: int | None = None
     action_masks: str = "auto"
+    level_replay: bool = False
+
+    def first_levels(self, indices: Sequence[int]) -> np.ndarray:
+        """The first levels of the envs with these global indices, uniform, int64 [B]."""
+        drawn = [np.random.default_rng((self.seed, 0x1E7E1, i)).integers(self.num_levels) for i in indices]
+        return np.array(drawn, np.int64) + self.start_level
 
     @classmethod
     def of(cls, task: EnvSettings, *, num_envs: int, seed: int, **changes: Any) -> EnvSpec:
@@ -370,11 +377,19 @@ class VecEnv(Protocol):
     action_spec: ActionSpec
     exact_state: bool
 
+    @property
+    def levels(self) -> np.ndarray:
+        """The levels of the running episodes, int64 [B]; only with `EnvSpec.level_replay`."""
+
     def observe(self) -> Step:
         """Waits for the step. A second call without `act` returns the same."""
 
-    def act(self, actions: np.ndarray) -> None:
-        """Starts one step with actions [B, *action_spec.shape]; may return while the envs still step."""
+    def act(self, actions: np.ndarray, levels: np.ndarray | None = None) -> None:
+        """Starts one step with actions [B, *action_spec.shape]; may return while the envs still step.
+
+        With `EnvSpec.level_replay`, an env whose episode ends with this step begins the next one on its level
+        of `levels`, int64 [B].
+        """
 
     def solved(self) -> np.ndarray:
         """True where the last finished episode reached its goal, bool [B]."""

@@ -76,12 +76,17 @@ class SubprocessVecEnv:
             self._step = _joined([process.answer() for process in self._processes])
         return self._step
 
-    def act(self, actions: np.ndarray) -> None:
+    @property
+    def levels(self) -> np.ndarray:
+        """Implements `VecEnv.levels`."""
+        return np.concatenate(self._ask("levels"))
+
+    def act(self, actions: np.ndarray, levels: np.ndarray | None = None) -> None:
         """Starts a step in all processes, and returns."""
         self.observe()  # drops the answers of the step before
         self._step = None
         for process, own in zip(self._processes, self._slices, strict=True):
-            process.send(STEP, actions[own])
+            process.send(STEP, actions[own], *(() if levels is None else (levels[own],)))
 
     def solved(self) -> np.ndarray:
         """Implements `VecEnv.solved`."""

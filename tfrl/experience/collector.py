@@ -72,9 +72,11 @@ class _Group:
     replicas: int
     correlated: CorrelatedNoise | None
     memory: Memory | None
+    levels: np.ndarray | None  # [R * B], of the running episodes, with level replay
     first: np.ndarray = field(init=False)  # `first` flags [R * B] of the last observations
     acted: list[tuple[np.ndarray, dict[str, np.ndarray]]] = field(init=False)  # of the present rollout
     outcomes: list[tuple[np.ndarray, ...]] = field(init=False)  # of these: reward, first, truncated
+    next_levels: np.ndarray = field(init=False)  # [R * B], the levels that ended episodes give way to
 
     def by_replica(self, array: np.ndarray) -> np.ndarray:
         """Reshapes [R * B, ...] to [R, B, ...]."""
@@ -98,6 +100,8 @@ class _Group:
         for carried in filter(None, (self.correlated, self.memory)):
             states = carried.take_from(states)
         self.env.set_state(states)
+        if self.levels is not None:
+            self.levels = self.env.levels.copy()
         if self.memory is not None:  # an env without exact state has begun a new episode
             self.memory.begin(self.env.observe().first)
 
@@ -152,7 +156,8 @@ class Collector:
             mine, envs = by_replica[:, columns].reshape(-1).tolist(), replicas * width
             noise, remembered = memory.correlated_noise(config, envs), memory.of_settings(config, envs)
             env = registry.make(spec, mine)
-            self._groups.append(_Group(env, mine, columns, replicas, noise, remembered))
+            levels = env.levels.copy() if spec.level_replay else None
+            self._groups.append(_Group(env, mine, columns, replicas, noise, remembered, levels))
         first_env = self._groups[0].env
         self.observation_spec, self.action_spec = first_env.observation_spec, first_env.action_spec
         self._rollouts: deque[Rollout] = deque()
@@ -167,6 +172,7 @@ class Collector:
                 observation=self.observation_spec,
                 action=self.action_spec,
                 memory=0 if remembered is None else remembered.values.shape[1],
+                levels=self._groups[0].levels is not None,
             )
         else:
             rollout = self._rollouts.popleft()
@@ -174,18 +180,27 @@ class Collector:
         rollout.final_observations = {}
         return rollout
 
-    def collect(self, policy: ActingPolicy, noise: np.ndarray, on_step: Callable[[int], None]) -> Rollout:
+    def collect(
+        self,
+        policy: ActingPolicy,
+        noise: np.ndarray,
+        on_step: Callable[[int], None],
+        levels: np.ndarray | None = None,
+    ) -> Rollout:
         """T steps of every env. With one buffer, the next call overwrites the returned rollout.
 
         Args:
           policy: gives actions.
           noise: float32 [T, envs of this worker, K], the random numbers of the actions.
           on_step: called with the number of finished steps.
+          levels: int64 [T, envs of this worker], with level replay: the level that an env begins if its
+            episode ends with that step.
         """
         replicas, num_steps, each = self._size
         rollout = self._buffers()
         start, rollout.env_wait_seconds = time.perf_counter(), 0.0
         noise = noise.reshape(num_steps, replicas, each, -1)
+        chosen = None if levels is None else levels.reshape(num_steps, replicas, each)
         for group in self._groups:
             group.acted, group.outcomes = [], []
         for t in range(num_steps):
@@ -199,7 +214,12 @@ class Collector:
                     states, flat = (x.reshape(-1, *x.shape[2:]) for x in (states, actions))
                     group.memory.acted(states, flat)
                 group.acted.append((actions, extras))
-                group.env.act(actions.reshape(-1, *self.action_spec.shape))
+                flat = actions.reshape(-1, *self.action_spec.shape)
+                if chosen is None:
+                    group.env.act(flat)
+                else:
+                    group.next_levels = chosen[t, :, group.columns].reshape(-1)
+                    group.env.act(flat, group.next_levels)
             on_step(t + 1)
         for group in self._groups:
             self._observe(group, num_steps, rollout)
@@ -243,6 +263,10 @@ class Collector:
                 group.memory.rewarded(step.reward)
             rollout.memory[at] = group.by_replica(group.memory.values)
             group.memory.begin(step.first)
+        if group.levels is not None and rollout.levels is not None:
+            if t > 0:
+                group.levels = np.where(step.first, group.next_levels, group.levels)
+            rollout.levels[at] = group.by_replica(group.levels)
         if t > 0:
             group.outcomes.append((step.reward, step.first, step.truncated))
             if step.final_observation is not None:
@@ -287,10 +311,14 @@ Weights = Mapping[str, np.ndarray]
 
 
 class Versioned(NamedTuple):
-    """Weights, and the number of updates that made them."""
+    """Weights, and the number of updates that made them.
+
+    With level replay, also the probabilities of the levels after these updates, float64 [L].
+    """
 
     version: int
     weights: Weights
+    probabilities: np.ndarray | None = None
 
 
 class Collected(NamedTuple):

@@ -282,4 +282,8 @@ def evaluation_results(task: Any, metrics: Mapping[str, float]) -> dict[str, Any
         | {"episodes": num_envs * each}
         for level_set in task.level_sets
     }
+    for level_set, found in part.items():  # beside the paper's ranges, those of rliable
+        mean = metrics[f"eval_{level_set}/return"]
+        score = normalized_return(task.env, task.distribution_mode, mean, "rliable")
+        found |= {} if score is None else {"normalized_return_rliable": score}
     return part | ({"generalization_gap": metrics[GAP]} if GAP in metrics else {})

@@ -29,6 +29,7 @@ class Rollout:
       memory: float32 [R, T + 1, B, M]: the memory of a recurrent policy before o_t; None for other policies.
         If o_t, t > 0, begins an episode, it is the memory of the episode before, because the value of that
         episode's last observation needs it.
+      levels: int64 [R, T + 1, B], the level of the episode of o_t; None without --level-replay.
       final_observations: the last observation of each truncated episode, by (r, t, b).
       seconds: the time of collecting; env_wait_seconds: the part of it that was spent waiting for envs.
       idle_seconds: the time for which an actor waited before it could begin.
@@ -42,6 +43,7 @@ class Rollout:
     first: np.ndarray
     truncated: np.ndarray
     memory: np.ndarray | None = None
+    levels: np.ndarray | None = None
     final_observations: dict[tuple[int, int, int], np.ndarray] = field(default_factory=dict)
     seconds: float = 0.0
     env_wait_seconds: float = 0.0
@@ -58,8 +60,9 @@ class Rollout:
         observation: ArraySpec,
         action: ActionSpec,
         memory: int = 0,
+        levels: bool = False,
     ) -> Rollout:
-        """Empty buffers, without extras; `memory` is M."""
+        """Empty buffers, without extras; `memory` is M. `levels` adds those of --level-replay."""
         size = (replicas, steps, envs_each)
         return cls(
             observations=_aligned((replicas, steps + 1, envs_each, *observation.shape), observation.dtype),
@@ -69,6 +72,7 @@ class Rollout:
             first=np.zeros(size, bool),
             truncated=np.zeros(size, bool),
             memory=np.zeros((replicas, steps + 1, envs_each, memory), np.float32) if memory else None,
+            levels=np.zeros((replicas, steps + 1, envs_each), np.int64) if levels else None,
         )
 
     @property

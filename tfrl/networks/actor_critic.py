@@ -313,6 +313,75 @@ class ActorCritic(Network):
         return found | {"state": state}
 
 
+class DecoupledSettings(ActorCriticSettings):
+    """The settings of the networks of DAAC and IDAAC."""
+
+    order_coef: float
+    order_hidden: int
+
+
+class DecoupledActorCritic(ActorCritic):
+    """An Actor and a Critic with a torso each, and heads that only learn (Raileanu and Fergus 2021,
+    arXiv:2102.10330): `advantage` predicts the advantage of an action from the policy's features, and `order`
+    classifies which of two observations came first, if `order_coef` is not 0.
+    """
+
+    def __init__(
+        self,
+        config: DecoupledSettings,
+        observation_spec: ArraySpec,
+        action_spec: ActionSpec,
+        precision: str,
+    ) -> None:
+        self._action_size = action_spec.encoded_size
+        self._order_hidden = config.order_hidden if config.order_coef else None
+        super().__init__(config, observation_spec, action_spec, precision)
+
+    def further_heads(self, features: int, seed: int) -> dict[str, keras.layers.Layer]:
+        """The advantage head, and the classifier."""
+        first, *others = seeds_of(seed, 3)
+        heads: dict[str, keras.layers.Layer] = {
+            "advantage": Head(1, features=features + self._action_size, gain=1.0, seed=first)
+        }
+        if self._order_hidden is not None:
+            heads["order"] = _order_classifier(2 * features, self._order_hidden, others)
+        return heads
+
+    @property
+    def value_networks(self) -> frozenset[str]:
+        """The names of the networks that only the critic uses."""
+        return frozenset(name for name in self.acting if name.startswith("critic"))
+
+    def actor_features(
+        self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | Sequences | None
+    ) -> Sequence[tf.Tensor]:
+        """The policy's features, float32 [B, D], of observations [B, *shape], and a last state."""
+        features, *state = self.features(weights, "actor", self.inputs(weights, observations), memory)
+        return tf.cast(features, tf.float32), *state
+
+    def policy_parameters(self, weights: Weights, observations: tf.Tensor, features: tf.Tensor) -> tf.Tensor:
+        """The distribution's parameters, float32 [B, P], from the policy's features of observations."""
+        return self.entrance.mask(observations, self.functions["actor"](weights["actor"], features))
+
+    def critic_values(
+        self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | Sequences | None
+    ) -> tf.Tensor:
+        """The values of observations [B, *shape], float32 [B]."""
+        features, *_ = self.features(weights, "critic", self.inputs(weights, observations), memory)
+        return self.functions["critic"](weights["critic"], features)[:, 0]
+
+
+def _order_classifier(features: int, hidden: int, seeds: Sequence[int]) -> keras.Model:
+    """Two logits from the features of two observations, by a hidden layer (0 units: none)."""
+    inputs = keras.Input((features,), dtype="float32")
+    outputs = inputs
+    if hidden:
+        outputs = Head(hidden, features=features, gain=2.0**0.5, seed=seeds[0], name="hidden")(outputs)
+        outputs = keras.ops.relu(outputs)
+    outputs = Head(2, features=hidden or features, gain=1.0, seed=seeds[1])(outputs)
+    return keras.Model(inputs, outputs, name="order")
+
+
 class PhasicActorCritic(ActorCritic):
     """An ActorCritic whose actor has an auxiliary value head (Cobbe et al. 2021, arXiv:2009.04416, fig. 1).
 

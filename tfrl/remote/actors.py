@@ -155,6 +155,7 @@ class RayCollector(SupervisedActors):
                 observation=self.observation_spec,
                 action=self.action_spec,
                 memory=0 if remembered is None else remembered.shape[-1],
+                levels=collected[0].levels is not None,
             )
             for name, array in collected[0].extras.items():
                 self._rollout.extras[name] = np.zeros((*self._size, *array.shape[3:]), np.float32)
@@ -166,7 +167,7 @@ def _join(collected: Sequence[Rollout], whole: Rollout) -> None:
     """Copies rollouts [1, T, b] of neighbouring envs into one rollout of all envs, [R, T, B]."""
     replicas, _, each = whole.rewards.shape
     arrays = ["observations", "actions", "rewards", "first", "truncated"]
-    arrays += [] if whole.memory is None else ["memory"]
+    arrays += [name for name in ("memory", "levels") if getattr(whole, name) is not None]
     whole.final_observations = {}
     begin = 0
     for part in collected:

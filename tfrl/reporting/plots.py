@@ -18,7 +18,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from tfrl.envs.published import published_curve
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, level_set_title
 from tfrl.reporting import scores as statistics
-from tfrl.reporting.runs import Group, Run, over_games, run_names, variants
+from tfrl.reporting.runs import Group, Run, over_games, read_levels, run_names, variants
 from tfrl.run import files
 from tfrl.run.folder import RESULTS_FILE
 from tfrl.run.metrics import PROGRESS_FILE
@@ -311,3 +311,34 @@ def _draw_interval(
 
 def _row_label(name: str, variant: str, groups: Sequence[Group]) -> str:
     return name if len(variants(groups)) == 1 else f"{name}\n{variant}"
+
+
+# Levels
+
+
+@matplotlib.rc_context(STYLE)
+def level_scores(groups: Sequence[Group]) -> Figure | None:
+    """Draws the scores of level replay and the episodes of each level, a panel for the first run of a group.
+
+    None if no run has level replay.
+    """
+    found = [(g, levels) for g in groups if (levels := read_levels(g.runs[0].path)) is not None]
+    if not found:
+        return None
+    columns = min(3, len(found))
+    rows = math.ceil(len(found) / columns)
+    figure = Figure(figsize=(max(7.6, 4.6 * columns), 3.2 * rows + 0.6))
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for ax in axes.flat[len(found) :]:
+        ax.set_visible(False)
+    for ax, (g, levels) in zip(axes.flat, found, strict=False):
+        order = np.argsort(-levels["score"], kind="stable")
+        place = np.arange(1, len(order) + 1)
+        ax.plot(place, levels["score"][order], color=_COLORS[0], label="score: mean |advantage|")
+        ax.set_title(f"{g.env}, {g.label}, seed {g.runs[0].config.seed}")
+        of_episodes = ax.twinx()
+        of_episodes.grid(visible=False)
+        of_episodes.plot(place, levels["episodes"][order], ".", color=_COLORS[1], label="episodes (right)")
+    figure.supxlabel("levels, from the highest score to the lowest")
+    _legend(figure)
+    return figure

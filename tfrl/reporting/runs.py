@@ -20,6 +20,7 @@ from tfrl.config import hyperparameters, of_run
 from tfrl.config.run import RLSettings, Task
 from tfrl.envs.published import normalized_return, published_curve
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, family
+from tfrl.experience.levels import LEVELS_FILE
 from tfrl.run.folder import read_results
 from tfrl.run.metrics import PROGRESS_FILE
 
@@ -117,9 +118,9 @@ class Run:
             return float(values[-1])
         return self.training_return(self.env_steps) if level_set == "train" else float("nan")
 
-    def normalized(self, value: float) -> float:
+    def normalized(self, value: float, ranges: str = "paper") -> float:
         """A return of this run's env as a normalised score; NaN without a published range."""
-        score = normalized_return(self.config.env, self.config.distribution_mode, value)
+        score = normalized_return(self.config.env, self.config.distribution_mode, value, ranges)
         return float("nan") if score is None else score
 
 
@@ -192,6 +193,16 @@ def read_progress(path: Path) -> dict[str, np.ndarray]:
     if not (np.isfinite(columns[0]).all() and (np.diff(columns[0], prepend=-1.0) > 0).all()):
         raise UserError(f"{path} is damaged: its {STEPS} do not increase from row to row.")
     return dict(zip(header, columns, strict=True))
+
+
+def read_levels(path: Path) -> dict[str, np.ndarray] | None:
+    """The columns of the `levels.csv` in a run's folder, float64 [L]; None without level replay."""
+    try:
+        with (path / LEVELS_FILE).open(newline="", encoding="utf-8") as file:
+            header, *rows = csv.reader(file)
+        return dict(zip(header, np.array(rows, np.float64).T, strict=True))
+    except (OSError, ValueError):
+        return None
 
 
 # Groups
@@ -272,9 +283,9 @@ class Group:
             [np.nan if at is None else run.get(at, np.nan) for run in self._evaluations[level_set]]
         )
 
-    def scores(self, level_set: str) -> np.ndarray:
-        """The normalised `returns`, float64 [n], without NaNs."""
-        scores = np.array([self.runs[0].normalized(value) for value in self.returns(level_set)])
+    def scores(self, level_set: str, ranges: str = "paper") -> np.ndarray:
+        """The normalised `returns`, float64 [n], without NaNs; `ranges` are those of `normalized_return`."""
+        scores = np.array([self.runs[0].normalized(value, ranges) for value in self.returns(level_set)])
         return scores[np.isfinite(scores)]
 
     def published_scores(self) -> dict[str, np.ndarray]:

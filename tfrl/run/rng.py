@@ -25,6 +25,8 @@ class Use(IntEnum):
     AUXILIARY = 9
     REPLAY = 10
     EXPLORATION = 11
+    ORDER = 20
+    LEVEL = 21
 
 
 def generator(seed: int, use: Use, *key: int) -> np.random.Generator:
@@ -101,6 +103,16 @@ def augmentation_seeds(seed: int, update: int, envs: Iterable[int], num_steps: i
     return np.stack([np.frombuffer(row, "<i4").reshape(num_steps, 2) for row in rows], axis=1).astype(
         np.int32
     )
+
+
+def order_numbers(seed: int, update: int, envs: Iterable[int], num_steps: int) -> np.ndarray:
+    """The numbers in [0, 1) that pair the steps of a rollout, float64 [T, B], for global indices `envs`."""
+    return np.stack([generator(seed, Use.ORDER, update, i).random(num_steps) for i in envs], axis=1)
+
+
+def level_numbers(seed: int, update: int, envs: Iterable[int], num_steps: int) -> np.ndarray:
+    """The numbers in [0, 1) that choose the next levels of an update, float64 [T, B], for global `envs`."""
+    return np.stack([generator(seed, Use.LEVEL, update, i).random(num_steps) for i in envs], axis=1)
 
 
 def auxiliary_orders(seed: int, phase: int, epoch: int, envs: Iterable[int], num_steps: int) -> np.ndarray:

@@ -31,6 +31,7 @@ from tfrl.experience.episodes import (
     split_episodes,
     with_gap,
 )
+from tfrl.experience.levels import LEVELS_FILE, LevelSampler
 from tfrl.networks.weights import PolicySource, find_policy, keep_best
 from tfrl.reporting import runs
 from tfrl.reporting.video import Recording, save
@@ -172,6 +173,19 @@ class BestPolicy(Callback):
             self._warn(
                 f"The best policy so far could not be saved ({files.reason(error)}). Training continues."
             )
+
+
+class LevelScores(Callback):
+    """Writes `levels.csv`: the score, staleness, probability and episodes of each level, on the chief."""
+
+    def __init__(self, levels: LevelSampler) -> None:
+        self._levels = levels
+
+    def on_evaluation(self, run: RunOfCallback, evaluation: Mapping[str, float]) -> None:
+        """Writes the file. If the disk is full, the file stays as it was."""
+        if run.is_chief:
+            with contextlib.suppress(OSError):
+                files.write(run.folder / LEVELS_FILE, self._levels.table())
 
 
 class LearningCurve(Callback):

@@ -19,8 +19,8 @@ from tfrl.cli.flags import flag
 from tfrl.config import hyperparameters
 from tfrl.config.distributed import DistributedSettings
 from tfrl.config.run import Network, RLSettings
-from tfrl.envs import registry
-from tfrl.envs.published import normalized_return
+from tfrl.envs import procgen, registry
+from tfrl.envs.published import RANGES, normalized_return, score_range
 from tfrl.envs.registry import TRAIN, level_set_title
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience import memory
@@ -110,11 +110,16 @@ class EnvLearner(Learner):
 
     def _prefetched(self, prefetch: Prefetch) -> Rollout:
         """The next rollout of envs that are ahead of the learner. A collective."""
-        rollout = prefetch.take(self._session.step, self.agent.get_weights())
+        rollout = prefetch.take(self._session.step, self.agent.get_weights(), self.level_probabilities)
         began = prefetch.collector.began
         # The envs of a replaced actor may have begun new episodes.
         self._forget(began.first[np.argsort(began.indices)])
         return rollout
+
+    @property
+    def level_probabilities(self) -> np.ndarray | None:
+        """The probabilities of the levels of the next episodes, float64 [L]; None without level replay."""
+        return None
 
     # Evaluation
 
@@ -357,6 +362,12 @@ class EnvLearner(Learner):
             "started_from": session.started_from,
         }
         found |= {n: getattr(config, n) for n in ("actors", "lag", "observers") if hasattr(config, n)}
+        if registry.family(config.env).implementation == registry.FAMILIES["procgen"].implementation:
+            found["procgen"] = {
+                "version": procgen.version(),
+                "ranges": {n: score_range(config.env, config.distribution_mode, n) for n in RANGES},
+                "unseen_levels": procgen.UNSEEN_LEVELS,
+            }
         if hasattr(config, "learners"):
             found["learners"] = session.runtime.num_workers
         return found | self._waits.means() | self.agent.results
@@ -391,6 +402,7 @@ def env_spec(config: RLSettings) -> EnvSpec:
         # A few threads step tens of thousands of frames per second, and the network needs the cores.
         num_threads=config.env_threads or max(1, min(4, machine.cores() // 2)),
         num_processes=config.env_processes,
+        level_replay=getattr(config, "level_replay", False),
     )
 
 

@@ -12,12 +12,14 @@ import numpy as np
 from tfrl.algorithms.actor_critic import ActorCriticAgent, RolloutSettings
 from tfrl.cli.errors import TrainingError
 from tfrl.envs import registry
+from tfrl.experience.levels import LevelReplay, LevelSampler
 from tfrl.experience.normalize import ObservationNormalizer, RewardNormalizer, env_moments
 from tfrl.experience.rollout import Rollout
 from tfrl.networks.weights import weights_of
 from tfrl.run import rng
 from tfrl.run.checkpoint import State, under, with_prefix
 from tfrl.run.session import Session
+from tfrl.training import callbacks
 from tfrl.training.learner import EnvLearner, MakeAgent, env_spec
 from tfrl.training.prefetch import COLUMNS, make_envs
 
@@ -41,6 +43,9 @@ class OnPolicyLearner(EnvLearner):
         self.envs, self._prefetch = make_envs(config, session, replicas=session.runtime.local_replicas)
         self.time_columns = (*_COLUMNS, *(COLUMNS if self._prefetch else ()))
         self._rewards = RewardNormalizer(config.num_envs)
+        self._levels = LevelSampler.of(config)
+        if self._levels is not None:
+            self.callbacks = (*self.callbacks, callbacks.LevelScores(self._levels))
         self._observations: ObservationNormalizer | None = None
         self._spec = registry.specs(config)[0]
         if config.normalize_observations and self._spec.num_numbers:
@@ -56,7 +61,9 @@ class OnPolicyLearner(EnvLearner):
         """Collects a rollout and learns from it; returns the metrics."""
         began = time.perf_counter()
         rollout = self.collect()
-        metrics = self.learn(rollout) | self.episode_metrics()
+        metrics = self.learn(rollout)
+        self._score_levels(rollout)
+        metrics |= self.episode_metrics()
         self._update_scaling(rollout)
         seconds = self._count(began)
         waited = rollout.seconds if self._prefetch is None else self._prefetch.waited
@@ -86,8 +93,10 @@ class OnPolicyLearner(EnvLearner):
         if self._prefetch is not None:
             rollout = self._prefetched(self._prefetch)
         else:
-            noise = self.agent.acting.draw(session.step, self._indices)
-            rollout = self.envs.collect(self.agent, noise, on_step)  # type: ignore[union-attr]  # no prefetch
+            noise, levels = self.agent.acting.draw(session.step, self._indices), None
+            if self._levels is not None:
+                levels = self._levels.draw(session.step, self._indices, config.num_steps)
+            rollout = self.envs.collect(self.agent, noise, on_step, levels)  # type: ignore[union-attr]  # no prefetch
         self._process_rewards(rollout)
         return rollout
 
@@ -118,6 +127,39 @@ class OnPolicyLearner(EnvLearner):
             return self.agent.update(rollout, session.step, on_step)
         except TrainingError as error:
             raise TrainingError(f"update {session.step + 1}: {error}; {session.kept()}") from None
+
+    def _score_levels(self, rollout: Rollout) -> None:
+        """Scores the levels of the rollout, with level replay. A collective."""
+        if self._levels is None or rollout.levels is None:
+            return
+        begin = np.zeros_like(rollout.levels[:, :1])  # so that all arrays have T + 1 rows
+        arrays = (
+            rollout.levels - self._levels.first_level,
+            np.concatenate([rollout.first, begin], axis=1),
+            np.concatenate([np.abs(self.agent.advantages), begin], axis=1),
+        )
+        local = np.stack([rollout.by_env(array).astype(np.float32) for array in arrays])
+        levels, first, errors = self._runtime.gather_envs(local)
+        levels = levels.astype(np.int64) + self._levels.first_level
+        self._levels.update(levels, first[:-1] > 0, errors[:-1])
+
+    @property
+    def level_probabilities(self) -> np.ndarray | None:
+        """The probabilities of the levels of the next episodes, float64 [L]; None without level replay."""
+        return None if self._levels is None else self._levels.probabilities()
+
+    def episode_metrics(self) -> dict[str, float]:
+        """The `rollout/` metrics, and those of level replay."""
+        found = super().episode_metrics()
+        return found if self._levels is None else found | self._levels.metrics()
+
+    def summary(self) -> dict[str, str]:
+        """The learner's own rows of the table before training."""
+        config, found = self._config, super().summary()
+        if isinstance(config, LevelReplay) and config.level_replay:
+            how = f"temperature {config.level_temperature:g}, staleness {config.level_staleness:g}"
+            found["level replay"] = f"{config.num_levels:,} levels, {how}, {config.level_schedule}"
+        return found
 
     def _at(self, share: float) -> float:
         """The env steps to show when a share of the present update is done."""
@@ -170,6 +212,8 @@ class OnPolicyLearner(EnvLearner):
         """The state of the agent, the episodes, the envs and the running statistics."""
         state = super().get_state()
         state.learner.update(with_prefix("normalizer/", self._rewards.get_state()))
+        if self._levels is not None:
+            state.learner.update(with_prefix("levels/", self._levels.get_state()))
         if self._observations is not None:
             state.learner.update(with_prefix("observations/", self._observations.get_state()))
         return state
@@ -177,6 +221,8 @@ class OnPolicyLearner(EnvLearner):
     def set_state(self, state: State) -> None:
         """Restores the state of all workers. Raises UserError like `Learner.set_state`."""
         self._rewards.set_state(under("normalizer/", state.learner))
+        if self._levels is not None:
+            self._levels.set_state(under("levels/", state.learner))
         if self._observations is not None:
             self._observations.set_state(under("observations/", state.learner))
         super().set_state(state)

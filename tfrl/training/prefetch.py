@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tfrl.remote.actors import RayCollector
 
 _ACTED = "acting/"  # in a checkpoint: the older weights, as acting/UPDATE/NAME
+_LEVELS = "levels"  # beside them: the probabilities of the levels; names of weights have a slash
 _POLL_SECONDS = 0.2  # seconds between two checks of an actor that the learner waits for
 
 COLUMNS = (*WAITS, "train/lag")
@@ -130,13 +131,18 @@ class Prefetch:
     def __init__(self, config: DistributedSettings, collector: ThreadCollector | RayCollector) -> None:
         self._lag, self._free, self._updates = config.lag or 0, config.free_running, config.num_updates
         self.collector = collector
-        self._weights: dict[int, dict[str, np.ndarray]] = {}  # by the number of updates that made them
+        self._weights: dict[int, Versioned] = {}  # by the number of updates that made them
         self._next: int | None = None  # the next rollout to request
         self.waited = 0.0
 
-    def take(self, update: int, weights: dict[str, np.ndarray]) -> Rollout:
-        """Waits for the rollout of an update, and requests later rollouts with the present weights."""
-        self.begin_rollouts(update, weights)
+    def take(
+        self, update: int, weights: dict[str, np.ndarray], probabilities: np.ndarray | None = None
+    ) -> Rollout:
+        """Waits for the rollout of an update, and requests later rollouts with the present weights.
+
+        `probabilities` are those of the levels, with level replay.
+        """
+        self.begin_rollouts(update, weights, probabilities)
         began = time.perf_counter()
         rollout = self.collector.take()
         self.waited = time.perf_counter() - began
@@ -145,17 +151,20 @@ class Prefetch:
         self._weights = {number: w for number, w in self._weights.items() if number >= oldest}
         return rollout
 
-    def begin_rollouts(self, update: int, weights: dict[str, np.ndarray]) -> None:
+    def begin_rollouts(
+        self, update: int, weights: dict[str, np.ndarray], probabilities: np.ndarray | None = None
+    ) -> None:
         """Requests the rollouts whose weights exist, up to that of update + lag or of the last update."""
+        newest = Versioned(update, weights, probabilities)
         if self._free:
-            self.collector.offer(Versioned(update, weights))
+            self.collector.offer(newest)
         else:
-            self._weights[update] = weights
+            self._weights[update] = newest
         if self._next is None:
             self._next = update
         while self._next <= min(update + self._lag, self._updates - 1):
             version = max(0, self._next - self._lag)
-            acted_by = None if self._free else Versioned(version, self._weights[version])
+            acted_by = None if self._free else self._weights[version]
             self.collector.begin(self._next, acted_by)
             self._next += 1
 
@@ -165,13 +174,14 @@ class Prefetch:
         return dict(zip(COLUMNS, (self.waited / seconds, idle, update - rollout.version), strict=True))
 
     def get_state(self, update: int) -> dict[str, np.ndarray]:
-        """The older weights that a run needs after `update` updates."""
-        return {
-            f"{_ACTED}{number}/{name}": array
-            for number, weights in self._weights.items()
-            if number != update  # those are the weights of the agent
-            for name, array in weights.items()
-        }
+        """The older weights, and probabilities of levels, that a run needs after `update` updates."""
+        found: dict[str, np.ndarray] = {}
+        for number, acted in self._weights.items():
+            if number != update:  # those are the weights of the agent
+                found |= {f"{_ACTED}{number}/{name}": array for name, array in acted.weights.items()}
+                if acted.probabilities is not None:
+                    found[f"{_ACTED}{number}/{_LEVELS}"] = acted.probabilities
+        return found
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Restores the result of `get_state`, and ignores other arrays."""
@@ -179,7 +189,12 @@ class Prefetch:
         for key, array in state.items():
             if key.startswith(_ACTED):
                 number, _, name = key.removeprefix(_ACTED).partition("/")
-                self._weights.setdefault(int(number), {})[name] = array
+                acted = self._weights.get(int(number), Versioned(int(number), {}))
+                if name == _LEVELS:
+                    acted = acted._replace(probabilities=array)
+                else:
+                    acted = acted._replace(weights={**acted.weights, name: array})
+                self._weights[int(number)] = acted
 
 
 def make_envs(

@@ -1,0 +1,175 @@
+"""Runs with level replay: other topologies, actors behind the learner, exact resume, and what they write."""
+
+import contextlib
+import copy
+import csv
+import sys
+
+import numpy as np
+import pytest
+from learners import make, train, updated
+from processes import ROOT
+
+from tfrl.cli.errors import EnvError
+from tfrl.config import reader
+from tfrl.training.command import learner_class
+
+BIGFISH = "--env bigfish --torso linear --precision float32 --level-replay --num-levels 30 --start-level 5"
+BIGFISH += " --num-envs 8 --num-steps 64 --num-minibatches 2 --epochs 1 --lr 1e-3 --total-steps 100_000"
+
+
+def parsed(algorithm, *more):
+    return reader(algorithm).parse([*BIGFISH.split(), *map(str, more)])
+
+
+def learner(algorithm, *more):
+    config = parsed(algorithm, *more)
+    return contextlib.closing(make(config, learner_class(config)))
+
+
+def assert_same(found, expected):
+    for mine, theirs in zip(found[0], expected[0], strict=True):
+        assert str(mine) == str(theirs)  # NaN is equal here
+    for name, weight in expected[1].items():
+        np.testing.assert_array_equal(found[1][name], weight, err_msg=name)
+
+
+def test_the_scores_follow_from_the_rollouts_and_are_equal_on_two_replicas(tmp_path):
+    """The levels of the rollouts are those that the probabilities of the update before gave."""
+    states = []
+    for replicas in (1, 2):
+        config = parsed("ppo", "--replicas", replicas)
+        with contextlib.closing(make(config)) as one:
+            levels, current = one._levels, None
+            for update in range(3):
+                drawn = levels.draw(update, range(8), 64, levels.probabilities())
+                rollout = one.collect()
+                found = rollout.by_env(rollout.levels).copy()
+                assert current is None or (found[0] == current).all()
+                first = rollout.by_env(rollout.first)
+                np.testing.assert_array_equal(found[1:], np.where(first, drawn, found[:-1]))
+                assert first.any()
+                scores = copy.deepcopy(levels)
+                one.learn(rollout)
+                errors = np.abs(rollout.by_env(one.agent.advantages))
+                scores.update(found, first, errors)
+                one._score_levels(rollout)
+                np.testing.assert_array_equal(levels.scores, scores.scores)
+                one.session.step, current = update + 1, found[-1]
+            assert levels.seen.sum() > 8 and levels.scores[levels.seen].min() > 0
+            states.append(levels.get_state() | one.weights())
+    for name, array in states[0].items():
+        np.testing.assert_array_equal(states[1][name], array, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [
+        ("ppo", ["--lag", 2]),
+        pytest.param("daac", ["--order-coef", 0.001, "--value-epochs", 2], marks=pytest.mark.long),
+        pytest.param("drac", ["--memory", "gru", "--memory-size", 16], marks=pytest.mark.long),
+        pytest.param("ppg", ["--policy-updates", 2, "--aux-minibatches", 2], marks=pytest.mark.long),
+    ],
+)
+def test_a_restored_run_continues_with_the_same_levels(tmp_path, algorithm, more):
+    more = [*more, "--logdir", tmp_path]
+    with learner(algorithm, *more) as whole:
+        updated_of(whole, 2)
+        state, step = copy.deepcopy(whole.get_state()), whole.session.step
+        expected = updated_of(whole, 2)
+        scores = whole._levels.get_state()
+    with learner(algorithm, *more) as other:
+        other.set_state(state)
+        other.session.step = step
+        assert_same(updated_of(other, 2), expected)
+        for name, array in scores.items():
+            np.testing.assert_array_equal(other._levels.get_state()[name], array, err_msg=name)
+
+
+def updated_of(learner, updates):
+    """`updated`, also where an update has parts."""
+    history = []
+    while len(history) < updates:
+        metrics = learner.update()
+        if metrics is not None:
+            history.append({k: v for k, v in metrics.items() if not k.startswith("time/")})
+    return history, {name: weight.copy() for name, weight in learner.weights().items()}
+
+
+@pytest.mark.long
+def test_any_number_of_actors_gives_the_same_levels(node):
+    found = []
+    for actors in (0, 2):
+        ray = ["--actors", actors, "--ray-address", node.address] if actors else []
+        with learner("ppo", "--lag", 1, *ray) as one:
+            found.append((updated(one, 4), one._levels.get_state()))
+    assert_same(found[1][0], found[0][0])
+    for name, array in found[0][1].items():
+        np.testing.assert_array_equal(found[1][1][name], array, err_msg=name)
+
+
+def test_a_run_writes_the_scores_of_its_levels(tmp_path):
+    config = parsed("ppo", "--logdir", tmp_path, "--eval-episodes", 2, "--total-steps", 1024)
+    assert train(config) == 0
+    with (config.run_dir / "levels.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["level"]) for row in rows] == list(range(5, 35))
+    assert sum(float(row["probability"]) for row in rows) == pytest.approx(1)
+    with (config.run_dir / "progress.csv").open(newline="") as file:
+        *_, last = csv.DictReader(file)
+    assert sum(row["seen"] == "1" for row in rows) == float(last["levels/seen"]) > 0
+    assert sum(int(row["episodes"]) for row in rows) == float(last["rollout/episodes"])
+    assert 1 <= float(last["levels/effective"]) <= 30
+
+
+# Envs of one's own
+
+MAZE = "--env own_levels:Maze --level-replay --num-levels 40 --start-level 100 --num-envs 8 --num-steps 32"
+MAZE += " --num-minibatches 2 --epochs 1 --total-steps 100_000 --hidden 16"
+
+
+@pytest.fixture
+def maze(monkeypatch):
+    """Reads settings of runs on the levels of the example."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    yield lambda *more: reader("ppo").parse([*MAZE.split(), *map(str, more)])
+    sys.modules.pop("own_levels", None)
+
+
+def test_own_envs_play_the_chosen_levels(maze):
+    """Also in processes of their own; observations are those of the levels that the rollout names."""
+    from tfrl.envs import callables
+
+    found = []
+    for processes in (0, 2):
+        config = maze("--env-processes", processes)
+        with contextlib.closing(make(config)) as one:
+            env, updates = callables.find(config.env)(), []
+            for _ in range(3):
+                rollout = one.collect()
+                one.learn(rollout)
+                one._score_levels(rollout)
+                updates.append((rollout.levels.copy(), rollout.observations.copy()))
+            found.append([*updates, one._levels.get_state()])
+    for levels, observations in found[0][:3]:
+        for place in np.ndindex(levels.shape):
+            begun, _ = env.reset(options={"level": int(levels[place])})
+            np.testing.assert_array_equal(observations[place][:50], begun[:50])  # walls and goal
+        assert levels.min() >= 100 and levels.max() < 140
+    np.testing.assert_equal(found[1], found[0])
+
+
+@pytest.mark.long
+def test_own_envs_continue_with_their_levels(maze):
+    config = maze()
+    with contextlib.closing(make(config)) as whole, contextlib.closing(make(config)) as other:
+        updated(whole, 2)
+        other.set_state(copy.deepcopy(whole.get_state()))
+        other.session.step = 2
+        assert_same(updated(other, 2), updated(whole, 2))
+
+
+def test_an_env_that_ignores_the_level_is_refused():
+    config = reader("ppo").parse(["--env", "CartPole-v1", "--level-replay", "--num-levels", "9"])
+    with pytest.raises(EnvError, match="CartPole-v1 begins equal episodes for different levels"):
+        make(config)
