@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,11 @@ class Session:
     def is_saved(self) -> bool:
         """True if the present step is saved."""
         return self._saved_at == self.step
+
+    @property
+    def saved_at(self) -> Path | None:
+        """The folder of the present step's checkpoint; None if the step is not saved."""
+        return self._store.path(self.step) if self.is_saved else None
 
     def changed(self) -> None:
         """Notes that the state changed since the checkpoint of the present step."""
