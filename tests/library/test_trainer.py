@@ -61,12 +61,11 @@ def test_an_own_loop_that_is_left_and_resumed_has_the_bits_of_train(plain, tmp_p
 def test_ctrl_c_in_an_own_loop_saves_after_the_update_and_raises(plain, tmp_path):
     same = SMALL | {"logdir": tmp_path, "run_name": "own"}
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        with tfrl.trainer("ppo", **same) as trainer:
-            trainer.update()
-            os.kill(os.getpid(), signal.SIGINT)
-            assert trainer.updates == 1  # the user's code goes on
-            trainer.update()
+    with pytest.raises(KeyboardInterrupt), tfrl.trainer("ppo", **same) as trainer:
+        trainer.update()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert trainer.updates == 1  # the user's code goes on
+        trainer.update()
     assert signal.getsignal(signal.SIGINT) is before and trainer.done
     with tfrl.trainer("ppo", **same) as trainer:
         assert trainer.updates == 1
@@ -80,6 +79,6 @@ def test_wrong_settings_and_wrong_use_are_named(tmp_path):
     trainer = tfrl.trainer("ppo", logdir=tmp_path, **SMALL)
     with pytest.raises(tfrl.SettingsError, match="the run has not begun"):
         trainer.update()
-    with pytest.raises(tfrl.SettingsError, match="use tfrl.train"):
-        with tfrl.trainer("impala", env="CartPole-v1", logdir=tmp_path, learners=2, num_envs=2):
-            pass
+    two = tfrl.trainer("impala", env="CartPole-v1", logdir=tmp_path, learners=2, num_envs=2)
+    with pytest.raises(tfrl.SettingsError, match=r"use tfrl\.train"):
+        two.__enter__()

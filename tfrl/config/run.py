@@ -259,6 +259,11 @@ class Run(settings.Run):
     """Updates (with replay: iterations) between evaluations; 0: only at the end."""
     eval_every_steps: Annotated[int, Range(0, 1e15)] = 0
     """Env steps between evaluations; each comes at the end of an update. 0: only --eval-every decides."""
+    eval_at_start: bool = False
+    """Also evaluate before the first update, as a baseline."""
+    keep_policies: Literal["best", "last", "all"] = "best"
+    """Policies of evaluations to keep. best: the one with the highest return, in checkpoints/best.npz. last
+    and all: also policies/STEPS_RETURN.npz of the last one, or of every one."""
     record_every: Annotated[int, NATURAL] = 0
     """Updates (with replay: iterations) between short videos; 0: none."""
     eval_episodes: Annotated[int, EPISODES] = 128
@@ -266,6 +271,8 @@ class Run(settings.Run):
     multiple of 64."""
     eval_greedy: bool = False
     """Evaluations take the most likely action instead of drawing one."""
+    show: bool = False
+    """Open the picture of the learning curve at the end of the run, where there is a display."""
     callbacks: str | None = None
     """Your own callbacks, such as my_package.my_module:MyCallback, separated by commas. Each is created
     without arguments."""

@@ -17,9 +17,15 @@ from tfrl.cli.settings import Settings
 from tfrl.run import files
 from tfrl.run.callbacks import Callback, RunOfCallback, get_states, set_states
 from tfrl.run.checkpoint import State
-from tfrl.run.console import Console, Progress
+from tfrl.run.console import SHOWN, Console, Progress
 from tfrl.run.folder import weights_sha256, write_results
-from tfrl.run.metrics import PROGRESS_FILE, MetricsWriter, NullMetricsWriter, logged_steps
+from tfrl.run.metrics import (
+    PROGRESS_FILE,
+    MetricsWriter,
+    NullMetricsWriter,
+    first_values,
+    logged_steps,
+)
 from tfrl.run.session import Session, open_session, tensorboard
 from tfrl.run.stop import Stopped
 from tfrl.workers.strategy import join
@@ -40,12 +46,14 @@ class Learner(ABC):
       unit: the name of this count in messages.
       highlights: makes the texts of the progress line from the metrics of an update. None: speed and return.
       callbacks: the product's own, called before the user's.
+      evaluates_first: an evaluation comes before the first update of the run.
     """
 
     step_column = "env_steps"
     unit = "env steps"
     highlights: Callable[[Mapping[str, float]], list[str]] | None = None
     callbacks: Sequence[Callback] = ()
+    evaluates_first = False
 
     # Learning
 
@@ -268,6 +276,11 @@ class Run(RunOfCallback):
         with self._ending_if_stopped():
             if self._pending is not None:  # the run was killed or stopped during an evaluation
                 self._conclude(self._pending)
+            elif self._begins_with_evaluation:
+                self._evaluate()
+                session.writer.write(0, self.evaluation)
+                session.console.progress.note(self.evaluation)
+                self._agree_to_stop()
 
     def update(self) -> dict[str, float]:
         """Takes one update with what follows it, such as an evaluation; returns the metrics by name.
@@ -370,6 +383,11 @@ class Run(RunOfCallback):
         if session.step % every == 0 or self._unsaved >= every:
             self._save()
 
+    @property
+    def _begins_with_evaluation(self) -> bool:
+        """True if the evaluation before the first update is due, perhaps again after a stop."""
+        return self._learner.evaluates_first and not self._followed and not self._steps_taken
+
     def _evaluate(self) -> None:
         """Evaluates. Raises Stopped if it is interrupted; a resumed run repeats the whole evaluation."""
         self.evaluation = self._learner.evaluate()
@@ -451,13 +469,19 @@ class Run(RunOfCallback):
         """Opens the run's folder, and prints what will be trained."""
         session, learner = self._session, self._learner
         within = 0 if session.found is None else session.found.env_steps - self.env_steps
-        again = within + (self._pending is not None)
+        again = within + (self._pending is not None or self._begins_with_evaluation)
         session.open_folder(learner.columns, again=again, step_column=learner.step_column)
         if session.found is None:
             learner.describe(session.writer)
         session.console.summary(self._summary(logged))
         session.console.start(
-            Progress(learner.total_steps, self._steps_taken, unit=learner.unit, highlights=learner.highlights)
+            Progress(
+                learner.total_steps,
+                self._steps_taken,
+                unit=learner.unit,
+                highlights=learner.highlights,
+                initial=first_values(self.folder / PROGRESS_FILE, SHOWN) if self.is_chief else {},
+            )
         )
         for callback in self._callbacks():
             callback.on_start(self)
@@ -507,6 +531,7 @@ class Run(RunOfCallback):
                 raise TrainingError(f"cannot write the results in {self.folder}: {reason}") from None
         for callback in self._callbacks():
             callback.on_end(self, outcome)
+        session.console.progress.finish(outcome)
         ends = self._learner.conclusion(outcome, self._stopped)
         for sentence in ends.sentences:
             session.console.message(sentence)

@@ -18,7 +18,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +241,22 @@ def logged_steps(progress: Path) -> int:
         return 0
     steps = [line.split(b",")[0] for line in lines[-2:] if line.endswith(b"\n")]
     return max((int(step) for step in steps if step.isdigit()), default=0)
+
+
+def first_values(path: Path, names: Iterable[str]) -> dict[str, float]:
+    """The first number of each of these columns of a progress.csv; a column without numbers is left out."""
+    found: dict[str, float] = {}
+    wanted = set(names)
+    with contextlib.suppress(OSError, csv.Error), path.open(newline="", errors="replace") as file:
+        rows = csv.DictReader(file)
+        wanted &= {*(rows.fieldnames or ())}
+        for row in rows:
+            with contextlib.suppress(ValueError):  # a row that a kill has cut off
+                found |= {name: float(row[name]) for name in wanted if row[name]}
+            wanted -= found.keys()
+            if not wanted:
+                break
+    return found
 
 
 def _csv_line(cells: Sequence[str]) -> bytes:

@@ -72,7 +72,7 @@ class EpisodicLearner(EnvLearner):
         seconds = self._count(began)
         session.step += 1
         self._steps_done += episodes.env_steps
-        metrics |= self.episode_metrics()
+        metrics |= self.episode_metrics() | self.deviation_metric(self.envs.observation)
         metrics |= {
             "time/env_steps_per_second": episodes.env_steps / seconds,
             "time/rollout_seconds": played - began,

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tfrl.training.prefetch import Prefetch, ThreadCollector
 
 MakeAgent = Callable[[Any, Runtime], Agent]
+_DEVIATION = "train/action_std"
 
 
 class EnvLearner(Learner):
@@ -78,6 +79,7 @@ class EnvLearner(Learner):
             message = str(error).splitlines()[0]
             raise UserError(f"--torso {config.torso} cannot be built for {config.env}: {message}") from None
         self._episodes = EpisodeStatistics(config.num_envs)
+        self.evaluates_first = config.eval_at_start
         self._waits = callbacks.Waits()
         self.callbacks = (*callbacks.of_run(config, session), self._waits)
 
@@ -203,6 +205,16 @@ class EnvLearner(Learner):
             "rollout/longest_episode": self._episodes.longest,
         }
 
+    def deviation_metric(self, observations: np.ndarray, *remembered: np.ndarray) -> dict[str, float]:
+        """The mean standard deviation of the policy at observations [B, *shape] of this worker's envs.
+
+        A recurrent policy also takes its memory [B, M]. Empty for policies without one. A collective.
+        """
+        if not self.agent.network.has_deviation:
+            return {}
+        mine = self.agent.acting.deviations(observations, *remembered)
+        return {_DEVIATION: float(self._runtime.gather_envs(mine).mean())}
+
     # Output for the user
 
     @property
@@ -211,6 +223,7 @@ class EnvLearner(Learner):
         return (
             *self.episode_metrics(),
             *self.agent.metric_names,
+            *([_DEVIATION] if self.agent.network.has_deviation else []),
             *evaluation_columns(self._config.level_sets),
             *self.time_columns,
         )

@@ -90,7 +90,8 @@ class OffPolicyLearner(EnvLearner):
         played = self._runtime.gather_envs(np.stack([rewards, first.astype(np.float32)]))
         self._episodes.add(played[0], played[1].astype(bool))
         session.step += 1
-        return self._metrics(self._count(began), self._gradient_steps - before)
+        deviation = self.deviation_metric(step.observation)
+        return self._metrics(self._count(began), self._gradient_steps - before) | deviation
 
     def _steps(self) -> Iterator[tuple[np.ndarray, Step]]:
         """Shows the present observations to the replay; returns an iterator over the iteration's env steps.

@@ -56,7 +56,7 @@ class OnPolicyLearner(EnvLearner):
         """Collects a rollout and learns from it; returns the metrics."""
         began = time.perf_counter()
         rollout = self.collect()
-        metrics = self.learn(rollout) | self.episode_metrics()
+        metrics = self.learn(rollout) | self.episode_metrics() | self._deviation(rollout)
         self._update_scaling(rollout)
         seconds = self._count(began)
         waited = rollout.seconds if self._prefetch is None else self._prefetch.waited
@@ -118,6 +118,11 @@ class OnPolicyLearner(EnvLearner):
             return self.agent.update(rollout, session.step, on_step)
         except TrainingError as error:
             raise TrainingError(f"update {session.step + 1}: {error}; {session.kept()}") from None
+
+    def _deviation(self, rollout: Rollout) -> dict[str, float]:
+        """The `deviation_metric` after the last step of a rollout."""
+        last = [rollout.observations] + ([] if rollout.memory is None else [rollout.started_memory])
+        return self.deviation_metric(*(rollout.by_env(array[:, -1:])[0] for array in last))
 
     def _at(self, share: float) -> float:
         """The env steps to show when a share of the present update is done."""
