@@ -308,19 +308,12 @@ def test_returns_and_rewards_stand_beside_their_first_values_of_the_run():
     progress.note({"eval_test/return": 2.0})  # of a baseline
     assert progress.metric_texts() == ["evaluation 2.00"]
     progress.finish_update(100, {"rollout/episode_return": 3.0, "rollout/mean_reward": 0.25})
-    assert progress.metric_texts() == [
-        "return 3.00 (init 1.50)",
-        "evaluation 2.00 (init 2.00)",
-        "reward 0.25",
-    ]
+    texts = ["return 3.00 (init 1.50)", "evaluation 2.00 (init 2.00)", "reward 0.25"]
+    assert progress.metric_texts() == texts
     metrics = {"rollout/episode_return": 4.0, "rollout/normalized_return": 0.5, "rollout/mean_reward": 1.0}
     progress.finish_update(200, metrics | {"eval_test/return": 5.0})
-    texts = [
-        "return 4.00 (normalised 0.50, init 1.50)",
-        "evaluation 5.00 (init 2.00)",
-        "reward 1 (init 0.25)",
-    ]
-    assert progress.metric_texts() == texts
+    shown = "return 4.00 (normalised 0.50, init 1.50), evaluation 5.00 (init 2.00), reward 1 (init 0.25)"
+    assert ", ".join(progress.metric_texts()) == shown
 
 
 def test_the_last_line_has_the_speed_of_the_whole_run_once(capsys):

@@ -108,7 +108,9 @@ def test_only_the_last_policy_of_an_evaluation_is_kept(tmp_path):
 
     config = dataclasses.replace(SMALL, logdir=str(tmp_path), keep_policies="last")
     messages = []
-    session = types.SimpleNamespace(console=types.SimpleNamespace(message=messages.append, warn=None))
+    session = types.SimpleNamespace(
+        console=types.SimpleNamespace(message=messages.append, warn=messages.append)
+    )
     weights = {"actor/kernel": np.ones(3, np.float32)}
     run = types.SimpleNamespace(is_chief=True, folder=tmp_path, weights=lambda: weights)
     keeps = callbacks.EvaluatedPolicies(config, session)
@@ -126,9 +128,7 @@ def test_the_learning_curve_is_named_and_shown_where_there_is_a_display(
 ):
     """The viewer is a program of this test, which notes its argument."""
     viewer = tmp_path / "xdg-open"
-    viewer.write_text(
-        f"#!/bin/sh\necho $1 > {tmp_path / 'opened.part'}\nmv {tmp_path}/opened.part {tmp_path}/opened\n"
-    )
+    viewer.write_text("#!/bin/sh\necho $1 > $0.part\nmv $0.part $0.opened\n")
     viewer.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
@@ -146,10 +146,10 @@ def test_the_learning_curve_is_named_and_shown_where_there_is_a_display(
         assert said[1:] == ["There is no display here, so --show does not open the picture."]
         return
     for _ in range(100):
-        if (tmp_path / "opened").exists():
+        if (tmp_path / "xdg-open.opened").exists():
             break
         time.sleep(0.05)
-    assert (tmp_path / "opened").read_text().strip() == str(picture)
+    assert (tmp_path / "xdg-open.opened").read_text().strip() == str(picture)
 
 
 def test_tensorboard_has_curves_hyperparameters_and_settings(logdir):
