@@ -271,6 +271,9 @@ class Run(settings.Run):
     multiple of 64."""
     eval_greedy: bool = False
     """Evaluations take the most likely action instead of drawing one."""
+    log_info: str | None = None
+    """Keys of the env's info, separated by commas, whose numbers become columns info/KEY: the mean over the
+    steps of an update that have the key. Numbers in info["metrics"] become columns without this flag."""
     show: bool = False
     """Open the picture of the learning curve at the end of the run, where there is a display."""
     callbacks: str | None = None
@@ -373,6 +376,11 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         if self.optimizer == "sgd":
             found["adam_epsilon"] = "with --optimizer sgd"
         return found
+
+    @property
+    def logged_info(self) -> tuple[str, ...]:
+        """The keys of --log-info."""
+        return tuple(dict.fromkeys(key.strip() for key in (self.log_info or "").split(",") if key.strip()))
 
     @property
     def steps_per_env(self) -> int:

@@ -263,7 +263,12 @@ class Session:
             raise UserError(f"cannot write in {run}: {files.reason(error)}") from None
         resume_at = None if found is None else found.env_steps - again
         self.writer = MetricsWriter(
-            run, columns, resume_at=resume_at, warn=self.console.warn, step_column=step_column
+            run,
+            columns,
+            resume_at=resume_at,
+            warn=self.console.warn,
+            step_column=step_column,
+            episodes_until=None if found is None else found.env_steps,
         )
         if found is None:
             self.writer.describe(settings)

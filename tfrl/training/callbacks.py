@@ -308,7 +308,8 @@ def follow(
     while not _is_complete(config, updates, has_callbacks):
         now = (updates[-1], store.env_steps()) if updates else evaluated
         is_due = now[0] > evaluated[0] and (any_checkpoint or config.evaluates_at(*now, since=evaluated))
-        is_between = now[1] >= (now[0] + 1) * config.steps_per_update  # it was saved within an update
+        # It was saved within an update.
+        is_between = not config.updates_vary and now[1] > now[0] * config.steps_per_update
         if is_due and not is_between:
             source = _find(config, updates[-1], warn)
             if source is not None:
