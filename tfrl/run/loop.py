@@ -277,6 +277,7 @@ class Run(RunOfCallback):
             if self._pending is not None:  # the run was killed or stopped during an evaluation
                 self._conclude(self._pending)
             elif self._begins_with_evaluation:
+                self._save()  # as before every evaluation
                 self._evaluate()
                 session.writer.write(0, self.evaluation)
                 session.console.progress.note(self.evaluation)

@@ -100,10 +100,11 @@ class OffPolicyLearner(EnvLearner):
         config, session, replay = self._config, self._session, self.replay
         with self.agent.learning_in_background():
             steps = self._steps(iteration)
-            for t in range(iteration.done, config.steps_per_env):
+            begin = iteration.done
+            for t in range(begin, config.steps_per_env):
                 env_steps = self.steps_done + (t + 1) * config.num_envs  # after this step
                 learns = env_steps % config.train_every < config.num_envs
-                if self._pending is None and t > iteration.done:
+                if self._pending is None and t > begin:
                     self._look(iteration)
                 if learns:
                     self._begin_learning(env_steps, iteration)
