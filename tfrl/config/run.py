@@ -271,6 +271,11 @@ class Run(settings.Run):
     multiple of 64."""
     eval_greedy: bool = False
     """Evaluations take the most likely action instead of drawing one."""
+    tensorboard_graph: bool = False
+    """Write the graph of the network that acts for TensorBoard's Graphs tab."""
+    histograms_every: Annotated[int, NATURAL] = 0
+    """Updates (with replay: iterations) between histograms of the weights in TensorBoard, and for image
+    networks pictures of the first layer's kernels; 0: none."""
     log_info: str | None = None
     """Keys of the env's info, separated by commas, whose numbers become columns info/KEY: the mean over the
     steps of an update that have the key. Numbers in info["metrics"] become columns without this flag."""
