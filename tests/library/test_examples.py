@@ -13,6 +13,7 @@ SHOWN = {
     "own_network": "own_network:residual and own_network:wide",
     "own_callback": "ended after",
     "own_algorithm": "mean return",
+    "own_loop": "evaluated again",
     "use_a_policy": "actions of a batch: [[",
 }
 # What the other examples show has tests of its own in other files.

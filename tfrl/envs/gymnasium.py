@@ -18,8 +18,8 @@ from tfrl.envs.calls import (
     STEP,
     Calling,
     check_finite,
-    checked_ends,
     check_levels,
+    checked_ends,
     get_own_state,
     mask_of,
     put_own_state,
@@ -27,6 +27,7 @@ from tfrl.envs.calls import (
     summary,
 )
 from tfrl.envs.facts import facts_of
+from tfrl.envs.infos import METRICS, InfoSums, Sums
 from tfrl.envs.making import close, make_env
 from tfrl.envs.spec import (
     EnvSpec,
@@ -89,6 +90,7 @@ class GymnasiumVec:
             check_levels(name, self._envs[0], range(spec.start_level, spec.start_level + spec.num_levels))
         self._emulators: list[dict[str, np.ndarray]] = [{}] * self.num_envs  # before resets without a seed
         self._solved = np.zeros(self.num_envs, bool)
+        self._info, self._logs_info = InfoSums(spec.log_info, self.num_envs), bool(spec.log_info)
         self._shape = self.observation_spec.shape
         self._seen = np.dtype(self.observation_spec.dtype)  # of the last observation that was checked
         self._action_type = np.dtype(self.action_spec.dtype)  # made once: a step takes only microseconds
@@ -138,6 +140,8 @@ class GymnasiumVec:
                 if type(terminated) is not bool or type(truncated) is not bool:
                     terminated, truncated = checked_ends(self._name, terminated, truncated)
                 ends = terminated or truncated or self._began[i] <= started_by
+                if self._logs_info or METRICS in info:
+                    self._info.add(i, info)
                 if packs:
                     shown = self._stored(i, shown, info, ends=ends) if not terminated else shown
                 elif (
@@ -188,6 +192,10 @@ class GymnasiumVec:
     def solved(self) -> np.ndarray:
         """True where the last episode was a success by its `info["is_success"]`, bool [B]."""
         return self._solved.copy()
+
+    def take_info(self) -> Sums:
+        """Implements `VecEnv.take_info`."""
+        return self._info.take()
 
     def render(self) -> list[np.ndarray]:
         """Frames uint8 [H, W, 3] per env; needs `spec.render`. Raises ValueError if something is missing."""

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
+from tfrl.envs.infos import Sums
 from tfrl.envs.observations import ArraySpec
 
 
@@ -280,6 +281,7 @@ class EnvSpec(EnvSettings):
     `level_replay`, `VecEnv.act` takes the level that an env begins next; `first_levels` has the first ones.
     `num_threads`, `num_processes` and `render` change only the speed; `VecEnv.render` needs `render`.
     `env_kwargs`, `frame_skip`, `max_episode_steps` and `action_masks` are as in `tfrl.config.run.Task`.
+    `log_info` are the keys of infos whose numbers `VecEnv.take_info` sums.
     """
 
     env: str
@@ -296,6 +298,7 @@ class EnvSpec(EnvSettings):
     max_episode_steps: int | None = None
     action_masks: str = "auto"
     level_replay: bool = False
+    log_info: tuple[str, ...] = ()
 
     def first_levels(self, indices: Sequence[int]) -> np.ndarray:
         """The first levels of the envs with these global indices, uniform, int64 [B]."""
@@ -393,6 +396,9 @@ class VecEnv(Protocol):
 
     def solved(self) -> np.ndarray:
         """True where the last finished episode reached its goal, bool [B]."""
+
+    def take_info(self) -> Sums:
+        """The sums of the numbers in the infos of all steps since the last call; {} without any."""
 
     def render(self) -> Sequence[np.ndarray]:
         """Video frames, uint8 [H, W, 3] per env; needs `EnvSpec.render`."""

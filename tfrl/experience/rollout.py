@@ -10,6 +10,7 @@ import numpy as np
 from rich import filesize
 
 from tfrl.cli.errors import UserError
+from tfrl.envs.infos import Sums
 from tfrl.envs.spec import ActionSpec, ArraySpec, Step
 from tfrl.workers import machine
 
@@ -31,6 +32,7 @@ class Rollout:
         episode's last observation needs it.
       levels: int64 [R, T + 1, B], the level of the episode of o_t; None without --level-replay.
       final_observations: the last observation of each truncated episode, by (r, t, b).
+      info: the `Sums` of the envs' infos, [2, R * B] each, in the order of the global envs.
       seconds: the time of collecting; env_wait_seconds: the part of it that was spent waiting for envs.
       idle_seconds: the time for which an actor waited before it could begin.
       version: the number of updates of the weights that collected it; for several actors, the mean.
@@ -45,6 +47,7 @@ class Rollout:
     memory: np.ndarray | None = None
     levels: np.ndarray | None = None
     final_observations: dict[tuple[int, int, int], np.ndarray] = field(default_factory=dict)
+    info: Sums = field(default_factory=dict)
     seconds: float = 0.0
     env_wait_seconds: float = 0.0
     idle_seconds: float = 0.0

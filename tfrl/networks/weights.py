@@ -24,7 +24,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag, shown
 from tfrl.cli.settings import SETTINGS_FILE, Precision, to_yaml
 from tfrl.cli.streams import tell
-from tfrl.config import of_run
+from tfrl.config import folder_of, of_run
 from tfrl.config.run import DECIDE_MLP, DECIDE_WEIGHTS, Network, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.facts import FACTS_FILE
@@ -149,10 +149,10 @@ def _warn(sentence: str) -> None:
 
 
 def find_policy(path: Path, checkpoint: str, warn: Callable[[str], None] = _warn) -> PolicySource:
-    """Finds a policy in the folder of a run or of an export.
+    """Finds a policy in the folder of a run or of an export, or in a file of `keep_evaluated`.
 
     Args:
-      path: the folder.
+      path: the folder, or the file.
       checkpoint: "last", "best" or the number of an update; an export has only "last".
       warn: called with a sentence for each damaged checkpoint; by default it writes to stderr.
 
@@ -163,6 +163,8 @@ def find_policy(path: Path, checkpoint: str, warn: Callable[[str], None] = _warn
     if checkpoint not in ("last", "best") and not number:
         given = shown(checkpoint)
         raise UserError(f"--checkpoint must be last, best or the number of an update; got {given}.")
+    if path.is_file():
+        return _evaluated(path, checkpoint)
     config = of_run(path)
     if checkpoint == "best":
         return _best(path, config)
@@ -186,6 +188,15 @@ def _best(path: Path, config: RLSettings) -> PolicySource:
     if _INFO not in arrays:
         raise UserError(f"{file} is damaged; take another --checkpoint.")
     return PolicySource(config, weights_of(arrays), "best", unpack_json(arrays[_INFO])["env_steps"])
+
+
+def _evaluated(file: Path, checkpoint: str) -> PolicySource:
+    if checkpoint != "last":
+        raise UserError(f"{file} holds one policy, so it has no --checkpoint {checkpoint}; leave it out.")
+    config, arrays = of_run(folder_of(file)), _read(file)
+    if _INFO not in arrays:
+        raise UserError(f"{file} is no policy of a run, or is damaged.")
+    return PolicySource(config, weights_of(arrays), file.stem, unpack_json(arrays[_INFO])["env_steps"])
 
 
 def _exported(path: Path, config: RLSettings) -> PolicySource:
@@ -251,6 +262,26 @@ def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env
     files.make_folder(path.parent)
     info = pack_json({"score": score, "env_steps": env_steps})
     files.write(path, encode({**with_prefix(PREFIX, weights), _INFO: info}))
+
+
+_KEPT = re.compile(r"\d+_-?\d+\.\d\d\.npz")
+
+
+def keep_evaluated(
+    run: Path, weights: Mapping[str, np.ndarray], *, score: float, env_steps: int, alone: bool
+) -> Path:
+    """Saves the policy of an evaluation as `policies/STEPS_RETURN.npz`; returns the path.
+
+    The arguments are those of `keep_best`; `alone` removes the policies of other evaluations. Raises OSError.
+    """
+    path = run / "policies" / f"{env_steps}_{score:.2f}.npz"
+    files.make_folder(path.parent)
+    info = pack_json({"score": score, "env_steps": env_steps})
+    files.write(path, encode({**with_prefix(PREFIX, weights), _INFO: info}))
+    for other in path.parent.glob("*.npz") if alone else ():
+        if other != path and _KEPT.fullmatch(other.name):
+            other.unlink(missing_ok=True)
+    return path
 
 
 # --start-from: a run that starts with the weights of another run

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cluster import launch
@@ -35,6 +35,7 @@ from tfrl.workers.tf_config import TFConfig
 if TYPE_CHECKING:
     from tfrl.remote.cluster import Cluster
     from tfrl.remote.learners import Nodes
+    from tfrl.run.loop import Run
     from tfrl.run.session import Session
     from tfrl.training.learner import EnvLearner, MakeAgent
 
@@ -70,17 +71,18 @@ class Command:
           arguments: the same settings as a command line, with which --learners starts workers.
           callbacks: called by the loop in this process.
         """
-        reader, agent = self.reader, self._agent
+        reader = self.reader
         with endings.before_training():
             if callbacks and leads(config):
                 raise UserError(
                     f"--learners {config.learners} runs callbacks in other processes: give each as the name "
                     "of its class, package.module:Class."
                 )
-            callbacks = [*_make_callbacks(config.callbacks), *callbacks]
             cluster = None if leads(config) else tf_config.for_strategy(config.strategy)
             evaluates = cluster is not None and cluster.is_evaluator
-            if not evaluates:
+            if evaluates or leads(config):
+                callbacks = [*_make_callbacks(config.callbacks), *callbacks]
+            if leads(config):
                 check(config, cluster)
         if evaluates:
             with quiet_start():
@@ -88,6 +90,25 @@ class Command:
             return follow(config, has_callbacks=bool(callbacks))
         if leads(config):
             return launch_workers(config, reader.command.removeprefix("python -m "), arguments)
+        with self.open(config, callbacks) as run:
+            return run.run()
+
+    @contextlib.contextmanager
+    def open(self, config: RLSettings, callbacks: Sequence[Callback] = ()) -> Iterator[Run]:
+        """Makes the run of given settings within the context; `Run.start` starts or resumes it.
+
+        Raises UserError if the settings name other processes that learn, or if this one is an evaluator.
+        """
+        reader, agent = self.reader, self._agent
+        with endings.before_training():
+            cluster = tf_config.for_strategy(config.strategy)
+            if leads(config) or (cluster is not None and cluster.is_evaluator):
+                raise UserError(
+                    "this process does not learn itself, with --learners or as the evaluator of a cluster: "
+                    "use tfrl.train."
+                )
+            callbacks = [*_make_callbacks(config.callbacks), *callbacks]
+            check(config, cluster)
         with endings.before_training(), take_run(config, cluster, reader.from_yaml) as config:
             with quiet_start(), held_back():
                 import tensorflow  # noqa: F401 - here, where signals wait
@@ -95,7 +116,10 @@ class Command:
                 from tfrl.run import loop
 
                 learner = learner_class(config)
-            return loop.train(config, cluster, lambda session: learner(config, session, agent), callbacks)
+            with loop.open_run(
+                config, cluster, lambda session: learner(config, session, agent), callbacks
+            ) as run:
+                yield run
 
 
 def of_algorithm(algorithm: str | type) -> Command:

@@ -173,11 +173,13 @@ class Prefetch:
         idle = rollout.idle_seconds / (rollout.idle_seconds + rollout.seconds)
         return dict(zip(COLUMNS, (self.waited / seconds, idle, update - rollout.version), strict=True))
 
-    def get_state(self, update: int) -> dict[str, np.ndarray]:
-        """The older weights, and probabilities of levels, that a run needs after `update` updates."""
+    def get_state(self, update: int, *, within: bool = False) -> dict[str, np.ndarray]:
+        """The older weights, and probabilities of levels, that a run needs after `update` updates, or `within`
+        the next one.
+        """
         found: dict[str, np.ndarray] = {}
         for number, acted in self._weights.items():
-            if number != update:  # those are the weights of the agent
+            if within or number != update:  # those are the weights of the agent between two updates
                 found |= {f"{_ACTED}{number}/{name}": array for name, array in acted.weights.items()}
                 if acted.probabilities is not None:
                     found[f"{_ACTED}{number}/{_LEVELS}"] = acted.probabilities
