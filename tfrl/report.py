@@ -362,15 +362,15 @@ def _improvements(groups: Sequence[Group]) -> list[dict[str, str]]:
     """How likely a variant beats another: a row for each two of them that have enough runs."""
     where = "unseen levels" if _kind(groups) == "game" else "evaluation"
     rows = []
-    for (name, other), games in paired_returns(groups, "test").items():
-        ours, theirs = (sum(len(pair[side]) for pair in games) for side in (0, 1))
+    for (name, other), pairs in paired_returns(groups, "test").items():
+        ours, theirs = (sum(len(pair[side]) for pair in pairs) for side in (0, 1))
         if min(ours, theirs) >= scores.ENOUGH:
-            chance = f"{scores.probability_of_improvement(games):.2f}"
+            chance = f"{scores.probability_of_improvement(pairs):.2f}"
             rows.append(
                 {
                     f"probability of improvement, {where} [95% interval]": f"{name} over {other}",
-                    "": chance + _interval(scores.improvement_interval(games), 2),
-                    "over": _count(len(games), _kind(groups)),
+                    "": chance + _interval(scores.improvement_interval(pairs), 2),
+                    "over": _count(len(pairs), _kind(groups)),
                     "runs": f"{ours} and {theirs}",
                 }
             )
