@@ -113,6 +113,8 @@ class OffPolicyLearner(EnvLearner):
         """The metrics of an iteration that took `seconds` and so many gradient steps."""
         config = self._config
         metrics = {name: value / gradient_steps for name, value in self._sums.items()}
+        if concern := self.agent.concern(metrics):
+            self._session.console.warn(concern)
         metrics |= self.agent.progress(self.steps_done) | self.episode_metrics()
         metrics |= {
             "replay/size": len(self.replay) * config.num_envs,
