@@ -30,7 +30,7 @@ class Options:
     """The flags."""
 
     template: str | None = None
-    """A template of cluster/templates/, or a JSON file like one. --hosts and --evaluator replace its hosts."""
+    """A template of cluster/templates/, or such a JSON file; --hosts and --evaluator replace its hosts."""
     hosts: str | None = None
     """host:port of every training process, separated by commas, in the same order on every machine."""
     index: str | None = None
@@ -84,7 +84,7 @@ def _addresses(options: Options) -> tuple[list[str], str | None]:
 
 
 def _read_template(name: str) -> tf_config.TFConfig:
-    """The template of this name, or the content of a file. Raises UserError if there is none or it is wrong."""
+    """The template of this name, or that of a file. Raises UserError if there is none or it is wrong."""
     known = sorted(path.stem for path in TEMPLATES.glob("*.json"))
     path = TEMPLATES / f"{name}.json" if name in known else Path(name)
     try:
