@@ -1,6 +1,5 @@
 """Sweeps on Ray Tune: run folders, interrupted and gone on with, failures, PBT; skipped without Ray Tune."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -14,7 +13,6 @@ from launching import until
 from processes import PATIENCE, ROOT, results, rows, steps_done
 
 from benchmarks.process_tree import alive, family
-from benchmarks.ray_nodes import Nodes
 from tfrl.run.folder import LEFT_FILE, is_held
 
 FLAGS = "--env catch --torso linear --precision float32 --num-levels 0 --gamma 0.9 --num-envs 8 --num-steps 9"
@@ -75,14 +73,6 @@ def test_an_interrupted_sweep_resumes_and_a_failed_trial_affects_no_other(tmp_pa
     assert "trial-001: failed; the other trials continue" in stdout and "Trial trial" not in stdout
     assert "best: python -m tfrl.ppo_procgen" in stdout
     assert results(logdir / "trial-000")["resumed_at"]
-
-
-@pytest.fixture
-def gpu_node(tmp_path):
-    """A Ray that runs, of 4 CPUs and 2 GPUs that nobody looks for, and its variables."""
-    with contextlib.closing(Nodes(tmp_path)) as nodes:
-        node = nodes.start(cpus=4, gpus=2)
-        yield SimpleNamespace(address=node.address, environ=nodes.environ, process=node.process)
 
 
 @pytest.mark.long
