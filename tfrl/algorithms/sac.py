@@ -48,8 +48,8 @@ class SAC:
     """The critics' targets count the entropy of later actions, as in the papers. None: only with continuous
     actions. With discrete ones it may be that no temperature reaches --entropy-target."""
     critics: Literal["auto", "min", "mean"] = "auto"
-    """Which value of the two critics targets and actor take: the smaller one, as in the papers, or the mean.
-    auto: min with continuous actions, mean with discrete ones."""
+    """The value that targets and actor take: the smaller one of the two critics, as in the papers, or their
+    mean. auto: min with continuous actions, mean with discrete ones."""
     noise_correlation: Annotated[float, Range(0, 0.9999)] = 0.0
     """Correlation of the exploration noise between neighbouring steps of an episode. Near 1, the agent
     explores further. 0: independent noise, as in the paper."""
