@@ -19,6 +19,8 @@ from tfrl.cli.errors import UserError
 from tfrl.config import reader
 from tfrl.workers import tf_config
 
+pytestmark = pytest.mark.promise
+
 MANIFESTS = sorted((CLUSTER / "kubernetes").glob("*.yaml"))
 
 

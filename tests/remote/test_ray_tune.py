@@ -37,6 +37,7 @@ def trainer_of(run):
     return int((run / ".lock").read_text().split()[1])
 
 
+@pytest.mark.promise
 @needs_tune
 def test_an_interrupted_sweep_resumes_and_a_failed_trial_affects_no_other(tmp_path):
     """The sweep gets three signals to stop while a run is held."""
@@ -75,6 +76,7 @@ def test_an_interrupted_sweep_resumes_and_a_failed_trial_affects_no_other(tmp_pa
     assert results(logdir / "trial-000")["resumed_at"]
 
 
+@pytest.mark.promise
 @pytest.mark.long
 @needs_tune
 def test_a_sweep_on_a_ray_that_runs_gives_each_trial_its_share(tmp_path, gpu_node):
