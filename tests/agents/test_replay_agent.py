@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from processes import train_here
 
 from tfrl import config as settings
 from tfrl.experience.replay import Batch
@@ -406,6 +407,18 @@ def test_discrete_sac_says_when_its_temperature_has_grown_a_hundredfold_below_th
     assert "has grown from 0.2 to 20.5" in concern(20.5, 0.3) and concern(21.0, 0.3) is None
     fixed = make_agent.__wrapped__("sac", "--env", "CartPole-v1", "--alpha", "0.1")[1]
     assert fixed.concern({"train/alpha": 0.1, "train/entropy": 0.3, "train/entropy_target": 0.35}) is None
+
+
+@pytest.mark.long
+def test_a_run_of_discrete_sac_warns_of_a_temperature_that_grows_without_end(tmp_path):
+    """No policy of two actions has an entropy above log 2, 0.69."""
+    flags = (
+        "--env CartPole-v1 --total-steps 1500 --learning-starts 100 --iteration-steps 100 --train-every 10"
+    )
+    flags += " --hidden 16 --batch-size 16 --entropy-target 1 --alpha-lr 0.1 --eval-episodes 1"
+    code, stdout, stderr = train_here(tmp_path / "run", *flags.split(), module="tfrl.sac")
+    assert code == 0, stderr
+    assert stdout.count("warning: the temperature train/alpha has grown from ") >= 1, stdout
 
 
 @pytest.mark.parametrize(
