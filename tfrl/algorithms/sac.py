@@ -40,7 +40,7 @@ class SAC:
     alpha_lr: Annotated[float | None, POSITIVE] = None
     """Learning rate of the learned temperature; None: --lr."""
     alpha_start: Annotated[float | None, POSITIVE] = None
-    """The learned temperature at the start. None: 1 with continuous actions, 0.01 with discrete ones."""
+    """The learned temperature at the start. None: 1 with continuous actions, 0.1 with discrete ones."""
     entropy_target: Annotated[float | None, Range(-1e6, 1e6)] = None
     """The policy's entropy (nats) that --alpha aims at. None: -1 for each number of a continuous action, 0.5
     log A for A allowed discrete actions."""
@@ -96,7 +96,7 @@ class Config(SAC, ReplaySettings):
 _LOG_ALPHA = "log_alpha"
 # Of discrete actions; docs/notebook/discrete-sac.md has the runs with these and with other values.
 _SHARE = 0.5  # the entropy target, as a share of the entropy of uniform actions
-_ALPHA_START = 0.01
+_ALPHA_START = 0.1
 _GROWTH = 100.0  # of a temperature of which the run warns
 
 
