@@ -92,9 +92,9 @@ class Nodes:
         """The address of the Ray."""
         return f"{_HOST}:{self._port}"
 
-    def start(self, cpus: int = 1) -> Node:
-        """Starts a node of so many CPUs, and waits until it runs."""
-        flags = ["--num-cpus", str(cpus)]
+    def start(self, cpus: int = 1, gpus: int = 0) -> Node:
+        """Starts a node of so many CPUs and GPUs (Ray does not look for them), and waits until it runs."""
+        flags = ["--num-cpus", str(cpus), "--num-gpus", str(gpus)]
         if self._nodes:
             flags += ["--address", self.address]
         else:
@@ -102,7 +102,8 @@ class Nodes:
             flags += ["--temp-dir", self._place]
         folder = self._folder / f"n{len(self._nodes)}"
         folder.mkdir()
-        self._nodes.append(Node(folder, self.address, flags, self._environ))
+        seen = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus)))} if gpus else {}
+        self._nodes.append(Node(folder, self.address, flags, {**self._environ, **seen}))
         self._nodes[-1].wait()
         return self._nodes[-1]
 

@@ -6,17 +6,22 @@ import shlex
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
 from tfrl.workers import tf_config
 
-USAGE = "python -m cluster.tf_config (--hosts A:2222,B:2222 --index I | --check)"
+USAGE = "python -m cluster.tf_config ([--template NAME] [--hosts A:2222,B:2222] --index I | --check)"
 DESCRIPTION = """Prints the line that sets TF_CONFIG on one machine of a cluster, or checks TF_CONFIG.
 
   python -m cluster.tf_config --hosts a:2222,b:2222 --index 0     for the first machine
   python -m cluster.tf_config --hosts a:2222,b:2222 --index 1     for the second
-  python -m cluster.tf_config --check                             on each of them, once it is set"""
+  python -m cluster.tf_config --template four-machines --index 2  for the third machine of a template
+  python -m cluster.tf_config --check                             on each of them, once it is set
+
+The templates are one-machine-two-processes, two-machines, four-machines and chief-workers-evaluator."""
+TEMPLATES = Path(__file__).with_name("templates")
 ANSWER_WITHIN = 2.0  # seconds
 
 
@@ -24,6 +29,8 @@ ANSWER_WITHIN = 2.0  # seconds
 class Options:
     """The flags."""
 
+    template: str | None = None
+    """A template of cluster/templates/, or such a JSON file; --hosts and --evaluator replace its hosts."""
     hosts: str | None = None
     """host:port of every training process, separated by commas, in the same order on every machine."""
     index: str | None = None
@@ -41,13 +48,16 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"{words[0]!r} is not a flag; usage: {USAGE}")
     if options.check:
         return check()
-    if not options.hosts or not options.index:
-        raise UserError("give --hosts a:2222,b:2222 and --index I, or --check")
+    if not (options.hosts or options.template) or not options.index:
+        raise UserError(
+            "give --hosts a:2222,b:2222 and --index I, or --template NAME and --index I, or --check"
+        )
 
-    hosts, index = options.hosts.split(","), options.index
+    hosts, evaluator = _addresses(options)
+    index = options.index
     cluster = {"worker": hosts}
-    if options.evaluator:
-        cluster["evaluator"] = [options.evaluator]
+    if evaluator:
+        cluster["evaluator"] = [evaluator]
     if index == "evaluator":
         task = {"type": "evaluator", "index": 0}
     elif not re.fullmatch(r"-?[0-9]+", index):
@@ -57,6 +67,33 @@ def main(arguments: Sequence[str]) -> int:
     text = tf_config.parse(json.dumps({"cluster": cluster, "task": task})).to_json()
     print(f"export TF_CONFIG={shlex.quote(text)}")
     return 0
+
+
+def _addresses(options: Options) -> tuple[list[str], str | None]:
+    """The addresses of the training processes, and that of the evaluator. Raises UserError."""
+    hosts = options.hosts.split(",") if options.hosts else []
+    if options.template is None:
+        return hosts, options.evaluator
+    template = _read_template(options.template)
+    if hosts and len(hosts) != template.num_workers:
+        raise UserError(
+            f"--template {options.template} has {template.num_workers} training processes, and --hosts names "
+            f"{len(hosts)}"
+        )
+    return hosts or list(template.workers), options.evaluator or template.evaluator
+
+
+def _read_template(name: str) -> tf_config.TFConfig:
+    """The template of this name, or that of a file. Raises UserError if there is none or it is wrong."""
+    known = sorted(path.stem for path in TEMPLATES.glob("*.json"))
+    path = TEMPLATES / f"{name}.json" if name in known else Path(name)
+    try:
+        text = path.read_text()
+    except (OSError, ValueError):
+        raise UserError(
+            f"--template {name} is neither a file that can be read nor one of {', '.join(known)}"
+        ) from None
+    return tf_config.parse(text)
 
 
 def check() -> int:

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,24 @@ WAIT = {
 SHORT = {"cli", "config", "envs", "evaluation", "experience", "ops", "reporting"}
 
 
-def pytest_collection_modifyitems(items):
-    """Puts two files that compute between two that wait, and short files last: no core is idle for long."""
+CUT = "time is up"  # why a test was left out
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--deadline",
+        type=float,
+        metavar="SECONDS",
+        help="seconds since 1970; no test begins later, except the promises",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after those that are not wanted have gone
+def pytest_collection_modifyitems(config, items):
+    """Puts two files that compute between two that wait, and short files last: no core is idle for long.
+
+    Among the long tests, the promises come first.
+    """
     files = dict.fromkeys(item.path for item in items)
     waiting = [file for file in files if {file.stem, file.parent.name} & WAIT]
     short = [file for file in files if file.parent.name in SHORT]
@@ -49,6 +66,24 @@ def pytest_collection_modifyitems(items):
         del long[:2]
     order = [*order, *long, *short]
     items.sort(key=lambda item: order.index(item.path))
+    if "long" in config.option.markexpr.replace("not long", ""):
+        promised = {item.path for item in items if item.get_closest_marker("promise")}
+        items.sort(key=lambda item: (item.path not in promised, not item.get_closest_marker("promise")))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Leaves out a test that would begin after the deadline, unless it guards a promise."""
+    deadline = item.config.option.deadline
+    if deadline is not None and time.time() > deadline and not item.get_closest_marker("promise"):
+        pytest.skip(CUT)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Names the tests that the deadline has left out."""
+    reports = terminalreporter.stats.get("skipped", ())
+    for name in sorted(each.nodeid for each in reports if CUT in str(each.longrepr)):
+        terminalreporter.write_line(f"left out, {CUT}: {name}")
 
 
 def pytest_collection_finish(session):

@@ -15,6 +15,8 @@ from processes import PATIENCE, ROOT, hangup, steps_done
 
 from benchmarks.process_tree import alive, family
 
+pytestmark = pytest.mark.promise
+
 FLAGS = "--env catch --torso cookbook --precision float32 --num-levels 0 --num-envs 8 --num-steps 16"
 FLAGS += " --num-minibatches 4 --epochs 2 --total-steps 100_000_000 --checkpoint-every 7"
 TRAINER = [sys.executable, "-m", "tfrl.ppo_procgen"]

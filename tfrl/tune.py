@@ -8,21 +8,26 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 
+from tfrl import config as settings
+from tfrl import remote
 from tfrl.cli import endings, flags, signals
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.flags import COUNT, NATURAL, SEVERAL, nearest
+from tfrl.cli.flags import COUNT, NATURAL, SEVERAL, Range, flag, nearest
 from tfrl.cli.settings import expand_home
-from tfrl.cli.streams import tell
-from tfrl.config.distributed import how_to_install_ray
+from tfrl.cli.streams import Unbreakable, tell
+from tfrl.config.distributed import check_address, how_to_install_ray
 from tfrl.config.run import RLSettings
 from tfrl.experience.episodes import evaluation_columns
 from tfrl.remote.trials import Outcome, Sweep, outcome, plan, trial_name
@@ -33,8 +38,10 @@ from tfrl.training import command
 _USAGE = "python -m tfrl.tune"
 _EXAMPLE = f"{_USAGE} --grid lr=5e-4,1e-3 -- ppo --env CartPole-v1"
 _SUMMARY = f"""Trains one algorithm with many settings and prints which are best: {_EXAMPLE}. --grid and
---sample may be given several times. The algorithm and its flags, for all trials, stand after --."""
+--sample may be given several times. The algorithm and its flags, for all trials, come last; -- may stand
+before them."""
 _PLAN_FILE = "sweep.json"
+_ENDED = ("done", "ended early")
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,13 @@ class Options:
     trials: Annotated[int, NATURAL] = 0
     """Trials of each point of the grid, each with its own drawn values. 0: 8 with --sample, otherwise 1."""
     parallel: Annotated[int, COUNT] = 1
-    """Trials that run at the same time; they share the machine's cores."""
+    """Trials that run at the same time; they share the machine's cores, or those of --ray-address."""
+    ray_address: str | None = None
+    """The address of an existing Ray, or auto: the trials run on its nodes, which all see --logdir. None: the
+    sweep starts its own Ray on this machine."""
+    gpus_per_trial: Annotated[float, Range(0, 1024)] = 0.0
+    """GPUs that Ray gives each trial, such as 1, 2, or 0.5 for two trials on one GPU. 0: a trial uses all
+    GPUs that it sees."""
     metric: str = "eval_test/return"
     """The column of progress.csv that ranks the trials; larger is better."""
     seed: Annotated[int, NATURAL] = 1
@@ -65,31 +78,51 @@ def main(arguments: Sequence[str]) -> int:
     if not options.logdir or "\0" in options.logdir:
         raise UserError(f"--logdir must be a folder's path; got {options.logdir!r}.")
     logdir = Path(expand_home(options.logdir)).absolute()
-    for index, settings in enumerate(sweep.trials):
-        config = sweep.config(settings)
+    for index, trial in enumerate(sweep.trials):
+        config = sweep.config(trial)
         _check_metric(sweep.metric, config)
         command.check(dataclasses.replace(config, logdir=str(logdir), run_name=trial_name(index)))
+    if options.gpus_per_trial > 1 and options.gpus_per_trial % 1:
+        raise UserError(f"--gpus-per-trial above 1 must be a whole number; got {options.gpus_per_trial:g}.")
+    if logdir.is_dir():
+        check_owner(logdir)
+    check_address(options.ray_address)
+    if options.ray_address is not None:
+        remote.reach_other_machines()
     try:
         from tfrl.remote import sweep as on_ray
     except ImportError as error:
         raise UserError(f"sweeps need Ray Tune and its packages ({error}): {how_to_install_ray()}") from None
 
+    os.umask(os.umask(0) | 0o022)  # what a sweep makes passes `check_owner`
     files.make_folder(logdir)
+
+    def outcomes() -> list[Outcome]:
+        return [outcome(sweep, logdir, index) for index in range(len(sweep.trials))]
+
     with locked(logdir, does="sweeps", instead="--logdir"):
         _claim(logdir, sweep)
         _show(f"{len(sweep.trials)} trial(s), {options.parallel} at a time, in {logdir}")
-        stopped = on_ray.run(sweep, logdir, options.parallel, _show)
+        stdout: Any = Unbreakable(sys.stdout)
+        with live_table(sweep.metric, outcomes, Console(file=stdout, markup=False, emoji=False)):
+            stopped = on_ray.run(
+                sweep,
+                logdir,
+                options.parallel,
+                _show,
+                address=options.ray_address,
+                gpus=options.gpus_per_trial,
+            )
         if stopped:
             _show("Stopped; the same command continues.")
             return signals.STOP_CODES[stopped]
-        return _conclude(sweep, [outcome(sweep, logdir, index) for index in range(len(sweep.trials))])
+        return _conclude(sweep, outcomes())
 
 
 def _read(arguments: Sequence[str]) -> tuple[Options, Sweep]:
     """The sweep's own flags, and the sweep with its trials. Raises UserError."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    trials = arguments[end + 1 :]
-    words, options = flags.parse(Options, arguments[:end], _USAGE, _SUMMARY)
+    mine, trials = _split(arguments)
+    words, options = flags.parse(Options, mine, _USAGE, _SUMMARY)
     if words:
         raise UserError(f"{words[0]!r} is not a flag; usage: {_EXAMPLE}")
     if not trials:
@@ -105,6 +138,63 @@ def _read(arguments: Sequence[str]) -> tuple[Options, Sweep]:
         metric=options.metric,
     )
     return options, sweep
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The sweep's own flags, and the algorithm with its flags.
+
+    Without -- the algorithm's name divides them. Flags that only a sweep has may also follow it.
+    """
+    if "--" in arguments:
+        end = arguments.index("--")
+        return list(arguments[:end]), list(arguments[end + 1 :])
+    end = 0
+    while end < len(arguments) and arguments[end].startswith("-"):
+        end += 1 if "=" in arguments[end] or arguments[end] in ("-h", "--help") else 2
+    mine, trials = list(arguments[:end]), list(arguments[end : end + 1])
+    rest = list(arguments[end + 1 :])
+    kinds = set() if not trials else settings.reader(trials[0]).flag_kinds.keys()
+    own = {flag(field.name) for field in dataclasses.fields(Options) if field.name not in kinds}
+    while rest:
+        size = 1 if "=" in rest[0] else 2
+        if rest[0].partition("=")[0] in own:
+            mine += rest[:size]
+            del rest[:size]
+        else:
+            trials.append(rest.pop(0))
+    return mine, trials
+
+
+def check_owner(logdir: Path) -> None:
+    """Raises UserError if other users can write into a sweep's folder, or own a file there.
+
+    Nothing in the folder is read or run before.
+    """
+    for path in (logdir, *logdir.iterdir()):
+        found = path.lstat()
+        writable = not stat.S_ISLNK(found.st_mode) and stat.S_IMODE(found.st_mode) & 0o022
+        if found.st_uid not in (0, os.geteuid()) or writable:
+            raise UserError(
+                f"other users can write {path} and could change what the sweep runs: use chown and chmod "
+                "go-w on it, or give another --logdir."
+            )
+
+
+def live_table(metric: str, trials: Callable[[], Sequence[Outcome]], console: Console) -> Live:
+    """Shows the table of the trials while they run, if the console is a terminal.
+
+    Args:
+      metric: that of the sweep.
+      trials: returns the present state of all trials.
+      console: the output.
+    """
+    return Live(
+        get_renderable=lambda: _table(metric, trials()),
+        console=console,
+        auto_refresh=console.is_terminal,
+        refresh_per_second=1,
+        transient=True,
+    )
 
 
 def _check_metric(metric: str, config: RLSettings) -> None:
@@ -131,9 +221,11 @@ def _conclude(sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
 
     Raises TrainingError if trials failed, or none has the metric.
     """
+    # A trial that still waits was killed before it could say why.
+    outcomes = [each if each.state in _ENDED else each._replace(state="failed") for each in outcomes]
     ranked = sorted(outcomes, key=lambda o: -float("inf") if o.value is None else o.value, reverse=True)
     Console().print(_table(sweep.metric, ranked))
-    ended = [each for each in ranked if each.state in ("done", "ended early")]
+    ended = [each for each in ranked if each.state in _ENDED]
     good = [each for each in ended if each.value is not None]
     if good:
         _show(f"best: {sweep.command(good[0].settings)}")

@@ -191,6 +191,7 @@ def test_an_export_takes_the_mask_and_obeys_it(name, tmp_path):
     env.act(greedy)  # fails where one is forbidden
 
 
+@pytest.mark.promise
 @pytest.mark.long
 def test_1_and_2_replicas_give_equal_results(tmp_path):
     found = []
@@ -201,6 +202,7 @@ def test_1_and_2_replicas_give_equal_results(tmp_path):
         np.testing.assert_array_equal(found[1][name], weights, err_msg=name)
 
 
+@pytest.mark.promise
 @pytest.mark.long
 def test_a_killed_run_with_masks_resumes_exactly(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "tests")

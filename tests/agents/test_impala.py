@@ -226,6 +226,7 @@ def test_without_lag_the_first_ratio_is_1(learner):
         assert metrics["train/vtrace_rho"] == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_any_number_of_replicas_gives_equal_results(learner, replicas):
     one, many = (learner(small(replicas=r, lr=1e-2)) for r in (1, replicas))

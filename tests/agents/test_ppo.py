@@ -186,6 +186,7 @@ def one_replica(small, learner):
     return train(alone), weights(alone)
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_any_number_of_replicas_gives_equal_results(small, learner, one_replica, replicas):
     agent, (history, expected_weights) = learner(small(replicas=replicas, lr=1e-3)), one_replica
@@ -203,6 +204,7 @@ def test_any_number_of_replicas_gives_equal_results(small, learner, one_replica,
         assert all((first == other).all() for other in others)
 
 
+@pytest.mark.promise
 @pytest.mark.long
 def test_the_default_network_gives_equal_rollouts_on_two_replicas(small, learner):
     runs = []

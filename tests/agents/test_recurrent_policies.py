@@ -126,6 +126,7 @@ def test_a_sign_is_remembered_for_ten_steps(tmp_path, memory):
     assert (played.lengths == 11).all()
 
 
+@pytest.mark.promise
 @pytest.mark.long
 def test_a_resumed_run_keeps_the_memory_of_its_envs(tmp_path):
     flags = (*VECTORS, *KINDS[1])

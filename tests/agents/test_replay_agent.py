@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from processes import train_here
 
 from tfrl import config as settings
 from tfrl.experience.replay import Batch
@@ -354,9 +355,14 @@ def test_sac_equals_a_slow_reference(alpha, target_every, delta):
     run("sac", flags, 3, 0, step)
 
 
-def test_discrete_sac_equals_a_slow_reference():
+PAPER = ["--backup-entropy", "--critics", "min", "--entropy-target", "0.679", "--alpha-start", "1"]
+
+
+@pytest.mark.parametrize("flags", [[], pytest.param(PAPER, marks=pytest.mark.long)], ids=["default", "paper"])
+def test_discrete_sac_equals_a_slow_reference(flags):
     critics = ["critic1", "critic2"]
-    target = 0.98 * math.log(2)
+    target = 0.679 if flags else 0.5 * math.log(2)
+    combined, counted = (np.min, 1.0) if flags else (np.mean, 0.0)
 
     def step(slow, config, rows, number):
         o, a, r, d, o2, weight, _ = rows
@@ -367,15 +373,15 @@ def test_discrete_sac_equals_a_slow_reference():
             return logits - np.log(np.exp(logits).sum(1, keepdims=True))
 
         log_p = policy(o2)
-        qs = np.min([slow.net(f"target_{c}", o2) for c in critics], axis=0)
-        y = r + d * (np.exp(log_p) * (qs - temperature * log_p)).sum(1)
+        qs = combined([slow.net(f"target_{c}", o2) for c in critics], axis=0)
+        y = r + d * (np.exp(log_p) * (qs - counted * temperature * log_p)).sum(1)
         error = y - slow.net("critic1", o)[each, a]
         slow.learn(
             lambda: sum((weight * 0.5 * (y - slow.net(c, o)[each, a]) ** 2).sum() for c in critics) / ROWS,
             critics,
             0.02,
         )
-        qs = np.min([slow.net(c, o) for c in critics], axis=0)
+        qs = combined([slow.net(c, o) for c in critics], axis=0)
         entropy = -(np.exp(policy(o)) * policy(o)).sum(1)
         slow.learn(lambda: (np.exp(policy(o)) * (temperature * policy(o) - qs)).sum() / ROWS, ["actor"], 0.01)
         slow.learn(
@@ -384,7 +390,35 @@ def test_discrete_sac_equals_a_slow_reference():
         slow.move(critics, 0.1)
         return error
 
-    run("sac", ["--env", "CartPole-v1", "--critic-lr", "0.02", "--tau", "0.1"], 4, 2, step)
+    run("sac", ["--env", "CartPole-v1", "--critic-lr", "0.02", "--tau", "0.1", *flags], 4, 2, step)
+
+
+def test_discrete_sac_says_when_its_temperature_has_grown_a_hundredfold_below_the_target():
+    _, agent = make_agent.__wrapped__("sac", "--env", "CartPole-v1")
+
+    def concern(alpha, entropy):
+        return agent.concern({"train/alpha": alpha, "train/entropy": entropy, "train/entropy_target": 0.35})
+
+    assert agent.concern({}) is None  # before the first gradient step
+    below = [concern(alpha, 0.3) for alpha in (0.2, 0.1, 1.0, 9.0)]
+    assert below == [None] * 4
+    assert concern(11.0, 0.36) is None, "it has reached the target, and may fall again"
+    assert concern(0.2, 0.3) is None
+    assert "has grown from 0.2 to 20.5" in concern(20.5, 0.3) and concern(21.0, 0.3) is None
+    fixed = make_agent.__wrapped__("sac", "--env", "CartPole-v1", "--alpha", "0.1")[1]
+    assert fixed.concern({"train/alpha": 0.1, "train/entropy": 0.3, "train/entropy_target": 0.35}) is None
+
+
+@pytest.mark.long
+def test_a_run_of_discrete_sac_warns_of_a_temperature_that_grows_without_end(tmp_path):
+    """No policy of two actions has an entropy above log 2, 0.69."""
+    flags = (
+        "--env CartPole-v1 --total-steps 1500 --learning-starts 100 --iteration-steps 100 --train-every 10"
+    )
+    flags += " --hidden 16 --batch-size 16 --entropy-target 1 --alpha-lr 0.1 --eval-episodes 1"
+    code, stdout, stderr = train_here(tmp_path / "run", *flags.split(), module="tfrl.sac")
+    assert code == 0, stderr
+    assert stdout.count("warning: the temperature train/alpha has grown from ") >= 1, stdout
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from benchmarks import recovery, recovery_of_actors, trials
 from benchmarks.disturbed_run import DisturbedRun
 from tfrl.cli.errors import TrainingError
 
+pytestmark = pytest.mark.promise
+
 
 @pytest.mark.parametrize(
     ("module", "flags", "part"),

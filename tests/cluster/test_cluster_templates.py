@@ -14,34 +14,124 @@ import yaml
 from recipes import CLUSTER, ROOT, configs_of, run, write_tool
 
 from cluster import launch
+from cluster import tf_config as tf_config_command
+from tfrl.cli.errors import UserError
 from tfrl.config import reader
 from tfrl.workers import tf_config
+
+pytestmark = pytest.mark.promise
 
 MANIFESTS = sorted((CLUSTER / "kubernetes").glob("*.yaml"))
 
 
-@pytest.mark.parametrize(
-    ("name", "workers", "evaluators"),
-    [
-        ("two-machines", 2, 0),
-        ("chief-workers-evaluator", 3, 1),
-    ],
-)
-def test_each_template_is_valid_for_each_of_its_processes(name, workers, evaluators):
-    content = json.loads((CLUSTER / "templates" / f"{name}.json").read_text())
-    seen = []
+TEMPLATES = {path.stem: json.loads(path.read_text()) for path in (CLUSTER / "templates").glob("*.json")}
+LOCAL = "one-machine-two-processes"
+
+
+def test_the_templates_have_these_processes():
+    counts = {
+        name: {role: len(addresses) for role, addresses in content["cluster"].items()}
+        for name, content in TEMPLATES.items()
+    }
+    assert counts == {
+        LOCAL: {"worker": 2},
+        "two-machines": {"worker": 2},
+        "four-machines": {"worker": 4},
+        "chief-workers-evaluator": {"chief": 1, "worker": 3, "evaluator": 1},
+    }
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_each_template_passes_the_check_and_the_default_envs_divide_by_its_workers(name, monkeypatch, capsys):
+    """With its hosts replaced by this machine; each process in turn is the one that is checked."""
+    cluster = dict(TEMPLATES[name]["cluster"])
+    ports = iter(launch.free_ports(sum(map(len, cluster.values()))))
+    here = {role: [f"127.0.0.1:{next(ports)}" for _ in addresses] for role, addresses in cluster.items()}
+    evaluator = here.pop("evaluator", [])
+    hosts = [address for addresses in here.values() for address in addresses]
+    reader("ppo_procgen").parse([]).check_topology(len(hosts), 1)
+    for index in (*range(len(hosts)), *["evaluator"] * len(evaluator)):
+        flags = ["--template", name, "--hosts", ",".join(hosts), "--index", str(index)]
+        flags += ["--evaluator", evaluator[0]] if evaluator else []
+        assert tf_config_command.main(flags) == 0
+        text = shlex.split(capsys.readouterr().out)[1].removeprefix("TF_CONFIG=")
+        monkeypatch.setenv("TF_CONFIG", text)
+        assert tf_config_command.main(["--check"]) == 0
+        said = capsys.readouterr().out
+        own = evaluator[0] if index == "evaluator" else hosts[index]
+        assert f"{len(hosts)} workers train, worker 0 ({hosts[0]}) is the chief." in said
+        assert f"Its own port, {own}, is free on this machine." in said
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_is_tf_config_itself_with_any_of_its_tasks(name):
+    content, seen = TEMPLATES[name], []
     for role, addresses in content["cluster"].items():
         for index in range(len(addresses)):
-            content["task"] = {"type": role, "index": index}
-            config = tf_config.parse(json.dumps(content))
-            assert config.num_workers == workers
+            config = tf_config.parse(json.dumps({**content, "task": {"type": role, "index": index}}))
             seen.append("evaluator" if config.is_evaluator else config.worker)
-    assert sorted(seen, key=str) == [*range(workers), *["evaluator"] * evaluators]
+    assert tf_config.parse(json.dumps(content)).is_chief
+    workers = sum(map(len, content["cluster"].values())) - len(content["cluster"].get("evaluator", ()))
+    assert seen[:workers] == list(range(workers))
 
 
-def test_no_template_is_untested():
-    named = {"two-machines", "chief-workers-evaluator"}
-    assert {path.stem for path in (CLUSTER / "templates").iterdir()} == named
+@pytest.mark.long
+def test_two_workers_train_from_the_template_of_one_machine(tmp_path):
+    """By the documented commands, with the default number of envs."""
+    made = f"{sys.executable} -m cluster.tf_config --template {LOCAL}"
+    try:  # another program may have its ports
+        for address in TEMPLATES[LOCAL]["cluster"]["worker"]:
+            tf_config.listen(tf_config.split_address(address)[1], "127.0.0.1").close()
+    except OSError:
+        made += " --hosts " + ",".join(f"localhost:{port}" for port in launch.free_ports(2))
+    train = (
+        f"{sys.executable} -m tfrl.ppo_procgen --env catch --torso cookbook --num-steps 8 --total-steps 1024"
+    )
+    train += f" --eval-episodes 1 --logdir {tmp_path} --run-name run"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    processes = [
+        subprocess.Popen(
+            ["bash", "-c", f'eval "$({made} --index {index})" && exec {train}'],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in (0, 1)
+    ]
+    try:
+        for process in processes:
+            said = process.communicate(timeout=600)[0]
+            assert process.returncode == 0, said
+    finally:
+        for process in processes:
+            process.kill()
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert (results["workers"], results["env_steps"]) == (2, 1024)
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (["--template", "tree-machines", "--index", "0"], "four-machines"),
+        (["--template", "two-machines", "--hosts", "a:1", "--index", "0"], "2 training processes"),
+        (["--template", "two-machines"], "--index"),
+        (["--template", "four-machines", "--index", "4"], "index 0 to 3"),
+    ],
+)
+def test_wrong_flags_of_a_template_are_refused(flags, part):
+    with pytest.raises(UserError) as caught:
+        tf_config_command.main(flags)
+    assert part in str(caught.value)
+
+
+def test_the_wheel_has_every_file_of_cluster():
+    """Setuptools packs Python's files, and the others that pyproject.toml names."""
+    text = (ROOT / "pyproject.toml").read_text()
+    patterns = yaml.safe_load(re.search(r'^"cluster" = (\[.*\])$', text, re.M)[1])
+    named = {path for pattern in (*patterns, "*.py", "py.typed") for path in CLUSTER.glob(pattern)}
+    there = {path for path in CLUSTER.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert named == there
 
 
 def resources():

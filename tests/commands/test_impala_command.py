@@ -56,6 +56,7 @@ def test_catch_is_learned(tmp_path):
         assert 0 <= float(row[name]) < 1
 
 
+@pytest.mark.promise
 @pytest.mark.long
 def test_a_killed_and_stopped_run_ends_with_undisturbed_weights(whole, tmp_path):
     folder, moment = tmp_path / "killed", random.SystemRandom()
@@ -78,6 +79,7 @@ def without_times(found):
     return [{name: cell for name, cell in row.items() if not name.startswith("time/")} for row in found]
 
 
+@pytest.mark.promise
 @pytest.mark.long
 def test_two_workers_give_the_results_of_one_process(whole, tmp_path):
     flags = [*SHORT, "--total-steps", UPDATES * UPDATE, "--logdir", tmp_path, "--run-name", "two"]

@@ -46,6 +46,7 @@ def test_a_run_leaves_the_promised_files(alone):
     assert max(float(row["train/first_ratio_error"]) for row in rows(folder)) < 1e-5
 
 
+@pytest.mark.promise
 @pytest.mark.long
 def test_two_workers_give_the_results_of_one_process(alone, tmp_path):
     flags, folder = alone
@@ -57,6 +58,7 @@ def test_two_workers_give_the_results_of_one_process(alone, tmp_path):
     assert learned(tmp_path / "pair") == learned(folder)
 
 
+@pytest.mark.promise
 @pytest.mark.long  # catch and procgen are killed in test_resume.py
 def test_a_killed_run_resumes_to_equal_weights(alone, tmp_path):
     flags, folder = alone

@@ -35,6 +35,7 @@ def test_reinforce_learns_and_ends_when_solved(tmp_path):
     assert again[0] == 0 and "is complete" in again[1]
 
 
+@pytest.mark.promise
 @pytest.mark.long
 def test_a_killed_and_stopped_run_ends_with_undisturbed_weights(tmp_path):
     folder = tmp_path / "killed"

@@ -12,6 +12,8 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 
 from tfrl.cli.errors import UserError
 
+pytestmark = pytest.mark.promise
+
 ENDLESS = 10_000_000
 CATCH_UPDATE, STARPILOT_UPDATE = 256, 64  # env steps
 CATCH = "--env catch --torso cookbook --precision float32 --num-levels 0 --num-envs 16 --num-steps 16"

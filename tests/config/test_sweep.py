@@ -1,12 +1,15 @@
 """The plan of a sweep: its trials and their flags, drawn by a seed, and what is refused."""
 
 import dataclasses
+import io
 import json
+import os
 
 import pytest
 from made_runs import make_run
 from processes import ROOT, Answer, assert_refused
 from refusals import refusal
+from rich.console import Console
 
 from tfrl import config as settings
 from tfrl import tune
@@ -165,6 +168,8 @@ def test_the_command_refuses_before_anything_starts(tmp_path):
             ["--metric", "eval_train/return", "--grid", "lr=1", "--", "ppo", "--env", "CartPole-v1"],
             "--metric eval_train/return is not a column",
         ),
+        (["--gpus-per-trial", "1.5", "--grid", "lr=1e-3", "ppo", *CATCH], "must be a whole number; got 1.5"),
+        (["--ray-address", "127.0.0.1:1", "--grid", "lr=1e-3", "ppo", *CATCH], "there is no Ray to join at"),
         (["--parallel", "0", "--grid", "lr=1e-3", "--", "ppo"], "--parallel must be at least 1"),
         (
             ["--logdir", "", "--metric", "x", "--grid", "lr=1", "--", "ppo", *CATCH],
@@ -184,9 +189,59 @@ def test_another_sweep_is_refused_in_the_same_folder(tmp_path):
     assert "holds another sweep" in refusal(tune._claim, tmp_path, one)
 
 
+@pytest.mark.parametrize("word", [[], ["--"]], ids=["bare", "--"])
+def test_the_algorithm_and_its_flags_stand_with_or_without_a_separator(word):
+    trials = ["ppo", "--env", "catch", "--seed", "7"]
+    mine, rest = tune._split(
+        ["--grid", "lr=1e-3", "--seed", "3", "--sample=gamma=uniform:0,1", *word, *trials]
+    )
+    assert rest == trials and mine == ["--grid", "lr=1e-3", "--seed", "3", "--sample=gamma=uniform:0,1"]
+
+
+def test_flags_that_only_a_sweep_has_may_stand_after_the_algorithm():
+    mine, rest = tune._split(["--logdir", "x", "ppo", "--grid", "lr=1", "--seed", "7", "--parallel=2"])
+    assert rest == ["ppo", "--seed", "7"] and mine == ["--logdir", "x", "--grid", "lr=1", "--parallel=2"]
+
+
+def test_a_folder_into_which_others_may_write_is_refused(tmp_path):
+    """Nothing in the folder is read before that."""
+    sweep = tmp_path / "sweep"
+    (sweep / "trial-000").mkdir(mode=0o755, parents=True)
+    sweep.chmod(0o755)
+    tune.check_owner(sweep)
+    (sweep / "trial-000").chmod(0o775)
+    assert "other users can write" in refusal(tune.check_owner, sweep)
+    (sweep / "trial-000").chmod(0o755)
+    sweep.chmod(0o777)
+    (sweep / "sweep.json").write_text("{}")  # of another sweep, which would be said if it was read
+    words = ["--logdir", str(sweep), "--grid", "lr=1e-3", "--", "ppo", *CATCH]
+    assert "other users can write" in refusal(tune.main, words)
+    sweep.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(sweep / "trial-000", 65534, 65534)
+        assert "other users can write" in refusal(tune.check_owner, sweep)
+
+
 def trial(tmp_path, **changes):
-    plain = Outcome("trial-000", tmp_path, "done", {"lr": 1e-3}, 7200, 0.5, None, None)
+    plain = Outcome("trial-000", tmp_path, "running", {"lr": 1e-3}, 7200, 0.5, None, None)
     return plain._replace(**changes)
+
+
+def test_the_trials_are_shown_in_a_live_table_on_a_terminal(tmp_path):
+    screen = io.StringIO()
+    shown = Console(file=screen, force_terminal=True, width=160)
+    trials = [trial(tmp_path), trial(tmp_path, name="trial-001", state="waiting")]
+    with tune.live_table("eval_test/return", lambda: trials, shown):
+        pass
+    for part in ("trial-000", "running", "0.001", "7,200", "0.5", "trial-001", "waiting"):
+        assert part in screen.getvalue()
+
+
+def test_no_live_table_is_shown_where_there_is_no_terminal(tmp_path):
+    screen = io.StringIO()
+    with tune.live_table("eval_test/return", lambda: [trial(tmp_path)], Console(file=screen)):
+        pass
+    assert not screen.getvalue()
 
 
 def test_a_metric_that_no_trial_has_is_an_error_in_the_end(tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,3 +22,11 @@ def node(tmp_path_factory):
     with contextlib.closing(Nodes(tmp_path_factory.mktemp("r"))) as nodes:
         os.environ |= nodes.environ
         yield nodes.start(cpus=6)
+
+
+@pytest.fixture
+def gpu_node(tmp_path):
+    """A Ray that runs, of 4 CPUs and 2 GPUs that nobody looks for, and its variables."""
+    with contextlib.closing(Nodes(tmp_path)) as nodes:
+        node = nodes.start(cpus=4, gpus=2)
+        yield SimpleNamespace(address=node.address, environ=nodes.environ, process=node.process)

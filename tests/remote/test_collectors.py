@@ -21,6 +21,8 @@ from tfrl.experience.collector import Versioned
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.on_policy import OnPolicyLearner
 
+pytestmark = pytest.mark.promise
+
 CATCH = "--env catch --torso linear --precision float32 --num-levels 0 --gamma 0.9 --num-envs 8"
 CATCH += " --num-steps 12 --num-minibatches 2 --lr 1e-2 --total-steps 100_000"
 REPLAY = "--num-envs 8 --batch-size 16 --iteration-steps 80 --total-steps 8000 --preset default"

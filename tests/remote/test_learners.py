@@ -25,9 +25,10 @@ from tfrl.networks.weights import weights_of
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.training.on_policy import OnPolicyLearner
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="pip install -r requirements-ray.txt"
-)
+pytestmark = [
+    pytest.mark.promise,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="pip install -r requirements-ray.txt"),
+]
 
 
 # A command that runs a program, instead of a trainer, at the places of two learners.

@@ -12,6 +12,8 @@ from test_own_ray import LONG, UPDATE, Impala, needs_ray
 from benchmarks.ray_nodes import Nodes
 from tfrl.remote import LOOPBACK
 
+pytestmark = pytest.mark.promise
+
 FOUND_SOON = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "3"}
 
 

@@ -14,6 +14,8 @@ from processes import PATIENCE, ROOT, Training, results, steps_done
 
 from benchmarks.process_tree import ACTOR, alive, family, named
 
+pytestmark = pytest.mark.promise
+
 CATCH = (
     "--env catch --torso linear --precision float32 --num-levels 0 --gamma 0.9 --num-envs 8 --num-steps 12"
 )

@@ -42,6 +42,7 @@ class Reinforce(Training):
         return found
 
 
+@pytest.mark.promise
 @pytest.mark.long
 @needs_ray
 def test_results_do_not_depend_on_number_deaths_or_hangs_of_observers(tmp_path):
@@ -117,6 +118,7 @@ def kill(observers, index):
     os.kill(ray.get(observers._actors[index]._ready).pid, signal.SIGKILL)
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_stop_while_the_episodes_end_leaves_all_envs_before_them(node, killed):
     """One observer has sent its env's new state and the other is dead, so neither state is saved."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import yaml
 from launching import until
@@ -36,6 +37,7 @@ def trainer_of(run):
     return int((run / ".lock").read_text().split()[1])
 
 
+@pytest.mark.promise
 @needs_tune
 def test_an_interrupted_sweep_resumes_and_a_failed_trial_affects_no_other(tmp_path):
     """The sweep gets three signals to stop while a run is held."""
@@ -72,6 +74,48 @@ def test_an_interrupted_sweep_resumes_and_a_failed_trial_affects_no_other(tmp_pa
     assert "trial-001: failed; the other trials continue" in stdout and "Trial trial" not in stdout
     assert "best: python -m tfrl.ppo_procgen" in stdout
     assert results(logdir / "trial-000")["resumed_at"]
+
+
+@pytest.mark.promise
+@pytest.mark.long
+@needs_tune
+def test_a_sweep_on_a_ray_that_runs_gives_each_trial_its_share(tmp_path, gpu_node):
+    """Two trials at a time have two of the four CPUs each, and a GPU. A signal stops them, and they save."""
+    logdir, shown = tmp_path / "sweep", tmp_path / "shown"
+    (tmp_path / "seen.py").write_text(
+        "import os\nfrom tfrl import Callback\n"
+        "class Seen(Callback):\n"
+        "    def on_start(self, run):\n"
+        "        names = ('CUDA_VISIBLE_DEVICES', 'TF_NUM_INTRAOP_THREADS')\n"
+        "        with open(os.path.join(run.folder, 'seen'), 'w') as file:\n"
+        "            file.write(' '.join(os.environ[name] for name in names))\n"
+    )
+    environ = {**os.environ, **gpu_node.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    words = ["--grid", "lr=1e-3,1e-2", "--parallel", 2, "--ray-address", gpu_node.address]
+    words += ["--gpus-per-trial", 1, "ppo_procgen", *FLAGS, "--callbacks", "seen:Seen"]
+    words += ["--total-steps", 2000 * UPDATE]
+    with shown.open("w") as file:
+        sweep = start(logdir, *words, stdout=file, env=environ)
+    runs = [logdir / "trial-000", logdir / "trial-001"]
+    until(lambda: sweep.poll() is not None or all(steps_done(run) >= UPDATE for run in runs), PATIENCE)
+    assert sweep.poll() is None, sweep.communicate()
+    assert sorted((run / "seen").read_text() for run in runs) == ["0 2", "1 2"]
+    of_node = {process.pid for process in psutil.Process(gpu_node.process.pid).children(recursive=True)}
+    assert {trainer_of(run) for run in runs} <= of_node
+    sweep.send_signal(signal.SIGTERM)
+    assert sweep.communicate(timeout=PATIENCE)[1] == "" and sweep.returncode == 143
+    assert all(list((run / "checkpoints").glob("update-*")) for run in runs), shown.read_text()
+    assert not list(logdir.glob("tfrl-tune-*"))
+
+    too_many = start(logdir, *(3 if word == 1 else word for word in words), env=environ)
+    assert "--gpus-per-trial 3 needs a machine" in too_many.communicate(timeout=PATIENCE)[1]
+    assert too_many.returncode == 2
+    words[words.index(2000 * UPDATE)] = 20 * UPDATE
+    other = start(tmp_path / "other", *words, env=environ)
+    stdout, stderr = other.communicate(timeout=PATIENCE)
+    assert other.returncode == 0, stdout + stderr
+    assert "best: python -m tfrl.ppo_procgen" in stdout
+    assert gpu_node.process.poll() is None  # the Ray of others goes on
 
 
 @needs_tune

@@ -11,6 +11,8 @@ import pytest
 from processes import PATIENCE, ROOT
 from worker_pair import FAULTY
 
+pytestmark = pytest.mark.promise
+
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory):

@@ -15,7 +15,10 @@ from tfrl.run.folder import read_results
 from tfrl.training import callbacks
 
 # What a library leaves unfinished must not complain once more when it is collected.
-pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.promise,
+    pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning"),
+]
 
 FULL = "No space left on device"
 

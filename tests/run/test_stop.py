@@ -91,6 +91,7 @@ def test_a_signal_is_answered_while_one_call_goes_on(start):
     assert process.stdout.readline() == "SIGINT: saving\n"
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     ("signum", "saved", "expected"),
     [

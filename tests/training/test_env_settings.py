@@ -38,6 +38,7 @@ def stop_at(update):
     return raise_if_stopped
 
 
+@pytest.mark.promise
 @pytest.mark.long
 @pytest.mark.parametrize("env", ["catch", "bigfish"])
 def test_a_time_limit_holds_for_envs_of_any_family_and_across_a_resume(env, tmp_path, monkeypatch):
@@ -57,6 +58,7 @@ def test_a_time_limit_holds_for_envs_of_any_family_and_across_a_resume(env, tmp_
     assert whole["eval"]["test"]["episode_length"] == whole["eval"]["train"]["episode_length"] == 5
 
 
+@pytest.mark.promise
 @pytest.mark.long
 def test_a_run_with_env_settings_and_max_episodes_resumes_exactly(tmp_path, monkeypatch, capfd):
     reader, found = settings.reader("ppo"), {}

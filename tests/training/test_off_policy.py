@@ -123,12 +123,14 @@ def train_on_two_workers(config):
     return config
 
 
+@pytest.mark.promise
 @pytest.mark.long
 def test_two_replicas_then_one_end_as_one_undisturbed_run(dqn, tmp_path):
     train(*DQN[:1], tmp_path, *DQN[1:], total_steps=200, replicas=2)
     assert_same_end(dqn, train(*DQN[:1], tmp_path, *DQN[1:]))
 
 
+@pytest.mark.promise
 @pytest.mark.long
 def test_a_resumed_run_with_continuous_actions_ends_undisturbed(tmp_path):
     plain = train(*SAC[:1], tmp_path / "plain", *SAC[1:])
@@ -136,6 +138,7 @@ def test_a_resumed_run_with_continuous_actions_ends_undisturbed(tmp_path):
     assert_same_end(plain, train(*SAC[:1], tmp_path / "halves", *SAC[1:]))
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("algorithm", [SAC, pytest.param(DQN, marks=pytest.mark.long)], ids=["sac", "dqn"])
 def test_a_resumed_run_of_a_single_env_ends_undisturbed(algorithm, tmp_path):
     """It acts while one program takes its gradient steps (tests/agents/test_whole_steps.py)."""
@@ -265,6 +268,7 @@ def test_a_single_env_acts_with_the_weights_before_the_gradient_steps_under_way(
     assert any((before[0][name] != before[-1][name]).any() for name in before[0])
 
 
+@pytest.mark.promise
 @pytest.mark.long
 def test_two_workers_and_a_kill_end_as_one_process(dqn, tmp_path):
     """One process is killed after its first checkpoint, and two workers continue."""

@@ -31,6 +31,7 @@ def small(tmp_path):
     return functools.partial(settings, tmp_path)
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     ("replicas", "moments", "memory"),
     [
@@ -142,6 +143,7 @@ def test_a_full_disk_ends_the_run_and_says_what_is_kept(small, small_disk):
     assert str(caught.value) == f"{folder} {words}"
 
 
+@pytest.mark.promise
 @pytest.mark.long
 def test_a_run_killed_in_the_auxiliary_phase_ends_with_the_same_weights(tmp_path):
     """One process runs to the end; the other is killed in the phase, with checkpoints before and after."""

@@ -109,6 +109,7 @@ def test_start_from_takes_everything_learned_and_nothing_else(runs, tmp_path, al
     assert state["episodes/episodes"] == 0
 
 
+@pytest.mark.promise
 @pytest.mark.long
 def test_start_from_gives_equal_results_on_any_topology_and_resumes(small, tmp_path):
     small = functools.partial(small, logdir=str(tmp_path), torso="linear", total_steps=256, eval_episodes=8)

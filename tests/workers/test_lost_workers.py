@@ -18,6 +18,8 @@ from worker_pair import (
     started,
 )
 
+pytestmark = pytest.mark.promise
+
 
 def test_a_stopped_worker_is_found_and_named(tmp_path):
     command = [*FAULTY, "SIGSTOP", "1", "2", str(tmp_path / "marker"), *flags(tmp_path)]

@@ -43,6 +43,8 @@ from tfrl.envs.registry import LEVEL_SETS
 from tfrl.networks.weights import find_policy
 from tfrl.run.checkpoint import CheckpointStore, State
 
+pytestmark = pytest.mark.promise
+
 parse = reader("ppo_procgen").parse
 
 

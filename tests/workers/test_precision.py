@@ -75,6 +75,7 @@ def of_auto():
     return meant, "bfloat16" if meant == "float32" else "float32"
 
 
+@pytest.mark.promise
 @pytest.mark.long
 def test_a_run_resumes_in_its_own_precision_not_in_that_of_auto(tmp_path):
     """The run began on a machine where auto meant the other precision, or with a flag."""

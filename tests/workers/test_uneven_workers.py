@@ -10,6 +10,8 @@ import sys
 import pytest
 from worker_pair import FAULTY, TRAIN, flags, results, run_alone, run_workers
 
+pytestmark = pytest.mark.promise
+
 PATIENCE = ("--stall-timeout", "20")
 BUSY = ["nice", "-n", "5", sys.executable, "-c", "while True: pass"]
 

@@ -402,6 +402,10 @@ class ReplayAgent(Agent):
         )
         return {"envs": envs, "learning": each, "replay": in_words(config)}
 
+    def concern(self, metrics: Mapping[str, float]) -> str | None:
+        """A sentence for the user about what the metrics of an iteration show, or None."""
+        return None
+
     def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
         """Loads the weights of another run, and its target networks and optimizer if they are there.
 

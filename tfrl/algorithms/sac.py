@@ -1,11 +1,15 @@
-"""Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905); discrete as in Christodoulou 2019."""
+"""Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905).
+
+With discrete actions it follows Christodoulou 2019 (arXiv:1910.07207), whose default temperature diverges. So
+the defaults differ there: docs/algorithms.md says how.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -35,9 +39,17 @@ class SAC:
     --entropy-target."""
     alpha_lr: Annotated[float | None, POSITIVE] = None
     """Learning rate of the learned temperature; None: --lr."""
+    alpha_start: Annotated[float | None, POSITIVE] = None
+    """The learned temperature at the start. None: 1 with continuous actions, 0.1 with discrete ones."""
     entropy_target: Annotated[float | None, Range(-1e6, 1e6)] = None
-    """The policy's entropy (nats) that --alpha aims at. None: -1 for each number of a continuous action, 0.98
+    """The policy's entropy (nats) that --alpha aims at. None: -1 for each number of a continuous action, 0.5
     log A for A allowed discrete actions."""
+    backup_entropy: bool | None = None
+    """The critics' targets count the entropy of later actions, as in the papers. None: only with continuous
+    actions. With discrete ones it may be that no temperature reaches --entropy-target."""
+    critics: Literal["auto", "min", "mean"] = "auto"
+    """The value that targets and actor take: the smaller one of the two critics, as in the papers, or their
+    mean. auto: min with continuous actions, mean with discrete ones."""
     noise_correlation: Annotated[float, Range(0, 0.9999)] = 0.0
     """Correlation of the exploration noise between neighbouring steps of an episode. Near 1, the agent
     explores further. 0: independent noise, as in the paper."""
@@ -62,7 +74,7 @@ class Config(SAC, ReplaySettings):
     @property
     def ineffective(self) -> dict[str, str]:
         """The settings that have no effect in this combination, each with the reason."""
-        of_learning = () if self.alpha is None else ("entropy_target", "alpha_lr")
+        of_learning = () if self.alpha is None else ("entropy_target", "alpha_lr", "alpha_start")
         return super().ineffective | dict.fromkeys(of_learning, "with a fixed --alpha")
 
     def make_network(self, precision: str) -> Any:
@@ -82,8 +94,10 @@ class Config(SAC, ReplaySettings):
 
 
 _LOG_ALPHA = "log_alpha"
-# The entropy target of discrete actions, as a share of the entropy of uniform actions (Christodoulou 2019).
-_SHARE = 0.98
+# Of discrete actions; docs/notebook/discrete-sac.md has the runs with these and with other values.
+_SHARE = 0.5  # the entropy target, as a share of the entropy of uniform actions
+_ALPHA_START = 0.1
+_GROWTH = 100.0  # of a temperature of which the run warns
 
 
 class SACAgent(ReplayAgent):
@@ -93,6 +107,7 @@ class SACAgent(ReplayAgent):
     env = "Pendulum-v1"
     _config: Config
     network: ActorAndCritics
+    _lowest_alpha: float | None = None  # since the entropy was last at its target
 
     @property
     def _discrete(self) -> bool:
@@ -117,15 +132,16 @@ class SACAgent(ReplayAgent):
             learned, rates = [*learned, _LOG_ALPHA], [*rates, config.alpha_lr or config.lr]
         critic_rates = (config.critic_lr or config.lr,) * len(critics)
         actor_loss = self._discrete_actor_loss if self._discrete else self._actor_loss
-        metrics = ("actor_loss", "entropy", "alpha")
+        metrics = ("actor_loss", "entropy", "entropy_target", "alpha")
         return {
             "critics": self.make_step(critics, self._critic_loss, ("q_loss", "q_mean"), rates=critic_rates),
             "actor": self.make_step(learned, actor_loss, metrics, rates=rates),
         }
 
     def initial(self) -> dict[str, np.ndarray]:
-        """The networks' vectors, and the logarithm of the temperature, which is 1 initially."""
-        alpha = 1.0 if self._config.alpha is None else self._config.alpha
+        """The networks' vectors, and the logarithm of the temperature."""
+        config = self._config
+        alpha = config.alpha or config.alpha_start or (_ALPHA_START if self._discrete else 1.0)
         return super().initial() | {_LOG_ALPHA: np.array(math.log(alpha), np.float32)}
 
     def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
@@ -134,6 +150,25 @@ class SACAgent(ReplayAgent):
         left_out = AGENT_PREFIX + _LOG_ALPHA
         super().begin_with({n: a for n, a in state.items() if not (fixed and n == left_out)})
 
+    def concern(self, metrics: Mapping[str, float]) -> str | None:
+        """A sentence if the temperature has grown a hundredfold and the entropy stays below its target."""
+        names = ("alpha", "entropy", "entropy_target")
+        if self._config.alpha is not None or "train/alpha" not in metrics:
+            return None
+        alpha, entropy, target = (metrics[f"train/{name}"] for name in names)
+        if entropy >= target:
+            self._lowest_alpha = None
+            return None
+        lowest = self._lowest_alpha = min(alpha, self._lowest_alpha or alpha)
+        if alpha < _GROWTH * lowest:
+            return None
+        self._lowest_alpha = alpha  # the next sentence comes after another hundredfold
+        return (
+            f"the temperature train/alpha has grown from {lowest:.3g} to {alpha:.3g}, and the policy's "
+            f"entropy, {entropy:.3g}, is still below its target, {target:.3g}. If the temperature goes on "
+            "growing, this target cannot be reached: give a lower --entropy-target, or a fixed --alpha."
+        )
+
     def _policy(self, weights: Weights, observations: tf.Tensor) -> tf.Tensor:
         return self.network.distribution(self.network.outputs(weights, observations)[0])
 
@@ -141,13 +176,15 @@ class SACAgent(ReplayAgent):
         alpha, policy = tf.exp(weights[_LOG_ALPHA]), self._policy(weights, rows["next_observation"])
         if self._discrete:
             qs = self.network.qs(weights, TARGET, rows["next_observation"])
-            value = q_learning.discrete_soft_value(qs, policy.log_probs, alpha)
+            counted = alpha if self._config.backup_entropy else 0.0
+            value = q_learning.discrete_soft_value(self._combined(qs), policy.log_probs, counted)
             qs = self.network.qs(weights, "", rows["observation"])
             taken = tf.unstack(tf.map_fn(lambda q: q_learning.taken_q(q, rows["action"]), qs))
         else:
             actions, log_prob = policy.sample_with_log_prob(rows["noise"][:, : self.network.noise_size])
             qs = self.network.qs(weights, TARGET, rows["next_observation"], actions)
-            value = q_learning.soft_value(qs, log_prob, alpha)
+            counted = 0.0 if self._config.backup_entropy is False else alpha
+            value = q_learning.soft_value(self._combined(qs), log_prob, counted)
             taken = tf.unstack(self.network.qs(weights, "", rows["observation"], rows["action"]))
         target = q_learning.td_target(rows["reward"], rows["discount"], value)
         return self.td_losses(taken, target, rows)
@@ -156,7 +193,7 @@ class SACAgent(ReplayAgent):
         policy = self._policy(weights, rows["observation"])
         actions, log_prob = policy.sample_with_log_prob(rows["noise"][:, self.network.noise_size :])
         qs = self.network.qs(weights, "", rows["observation"], actions)
-        loss = q_learning.soft_actor_loss(qs, log_prob, tf.exp(weights[_LOG_ALPHA]))
+        loss = q_learning.soft_actor_loss(self._combined(qs), log_prob, tf.exp(weights[_LOG_ALPHA]))
         target = self._config.entropy_target
         if target is None:
             target = -float(self.network.distribution.action_spec.encoded_size)
@@ -165,7 +202,7 @@ class SACAgent(ReplayAgent):
     def _discrete_actor_loss(self, weights: Weights, rows: Rows) -> Losses:
         log_probs = self._policy(weights, rows["observation"]).log_probs
         qs = self.network.qs(weights, "", rows["observation"])
-        loss = q_learning.discrete_soft_actor_loss(qs, log_probs, tf.exp(weights[_LOG_ALPHA]))
+        loss = q_learning.discrete_soft_actor_loss(self._combined(qs), log_probs, tf.exp(weights[_LOG_ALPHA]))
         target = self._config.entropy_target
         if target is None and not self.network.entrance.spec.num_actions:
             target = _SHARE * math.log(self.network.distribution.action_spec.encoded_size)
@@ -174,11 +211,16 @@ class SACAgent(ReplayAgent):
             target = _SHARE * tf.math.log(allowed)
         return self._with_temperature(weights, loss, q_learning.categorical_entropy(log_probs), target)
 
+    def _combined(self, qs: tf.Tensor) -> tf.Tensor:
+        """The values [N, ...] of which targets and actor take the smallest: of all critics, or their mean."""
+        takes_mean = self._discrete if self._config.critics == "auto" else self._config.critics == "mean"
+        return tf.reduce_mean(qs, axis=0, keepdims=True) if takes_mean else qs
+
     def _with_temperature(
         self, weights: Weights, loss: tf.Tensor, entropy: tf.Tensor, target: float | tf.Tensor
     ) -> Losses:
         """The losses of the actor and the temperature; neither has a gradient in the other's weights."""
         log_alpha = weights[_LOG_ALPHA]
         both = loss + q_learning.temperature_loss(log_alpha, entropy, target)
-        alpha = tf.broadcast_to(tf.exp(log_alpha), tf.shape(loss))
-        return Losses(both, {"actor_loss": loss, "entropy": entropy, "alpha": alpha})
+        alpha, aim = (tf.broadcast_to(x, tf.shape(loss)) for x in (tf.exp(log_alpha), target))
+        return Losses(both, {"actor_loss": loss, "entropy": entropy, "entropy_target": aim, "alpha": alpha})

@@ -175,8 +175,7 @@ def check_ray(config: RLSettings) -> None:
     if importlib.util.find_spec("ray") is None:
         instead = ", or give --observers 0" if wanted[0].startswith("--observers") else ""
         raise UserError(f"{wanted[0]} needs Ray, which is not installed: {how_to_install_ray()}{instead}")
-    if config.ray_address not in (None, "auto"):
-        _check_answers(config.ray_address)
+    check_address(config.ray_address)
 
 
 def how_to_install_ray() -> str:
@@ -185,8 +184,10 @@ def how_to_install_ray() -> str:
     return "pip install -r requirements-ray.txt" if in_checkout else "pip install 'tfrl[ray]'"
 
 
-def _check_answers(address: str) -> None:
-    """Raises UserError if no Ray answers. Ray itself would try for half a minute."""
+def check_address(address: str | None) -> None:
+    """Raises UserError if no Ray answers at --ray-address. Ray itself would try for half a minute."""
+    if address in (None, "auto"):
+        return
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise UserError(f"--ray-address must be HOST:PORT, as `ray start` prints it, or auto; got {address}.")

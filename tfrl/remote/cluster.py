@@ -53,20 +53,27 @@ class Cluster:
       address: the address of a Ray that runs, or auto; None: starts one here.
       needs: the number of processes, with a CPU each, by the flag that asks for them.
       store_bytes: the most bytes in its object store at once.
+      variables: environment variables of the processes on a Ray that runs.
 
     Raises:
       UserError: Ray has too few CPUs, or cannot be reached.
       TrainingError: Ray could not be started.
     """
 
-    def __init__(self, address: str | None, needs: Mapping[str, int], store_bytes: int) -> None:
+    def __init__(
+        self,
+        address: str | None,
+        needs: Mapping[str, int],
+        store_bytes: int,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self._folder: str | None = None  # of a Ray that is started here
         self._token: str | None = None  # its file
         wanted = sum(needs.values())
         try:
             if address is not None:
                 with _signals_kept():
-                    self._join(address)
+                    self._join(address, variables or {})
             else:
                 # A signal may reach all processes of a run. Ray's processes ignore it: otherwise they would
                 # end, and Ray would then end this process before it has saved.
@@ -122,9 +129,10 @@ class Cluster:
             pass
         return True
 
-    def _join(self, address: str) -> None:
+    def _join(self, address: str, variables: Mapping[str, str]) -> None:
+        more: dict[str, Any] = {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
         try:
-            ray.init(address=address, **_SILENT)
+            ray.init(address=address, **more, **_SILENT)
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             first = (str(error).splitlines() or ["no message"])[0]
             raise UserError(
@@ -208,6 +216,15 @@ def free_cpus(wanted: int, within: float = _FREED_WITHIN) -> int:
     while (free := int(ray.available_resources().get("CPU", 0))) < wanted and time.monotonic() < end:
         time.sleep(0.1)
     return free
+
+
+def check_gpus(asked: str, gpus: float) -> None:
+    """Raises UserError if no node of Ray has so many GPUs: Ray would wait for ever. `asked` is the flag."""
+    most = max(node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"])
+    if gpus > most:
+        raise UserError(
+            f"{asked} {gpus:g} needs a machine with so many GPUs, and Ray's have at most {most:g}."
+        )
 
 
 def end_with_parent() -> None:

@@ -20,7 +20,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 from tfrl.cli import signals
-from tfrl.remote.cluster import Cluster, end_with_parent
+from tfrl.remote.cluster import Cluster, check_gpus, end_with_parent, ray
 from tfrl.remote.trials import (
     Part,
     Sampled,
@@ -41,7 +41,9 @@ from tfrl.workers import machine
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the runs have files of their own
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # it would end the sweep as if all were done
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
-os.environ.setdefault("RAY_kill_child_processes_on_worker_exit", "0")  # SIGKILL would keep runs from saving
+_SAVING = {"RAY_kill_child_processes_on_worker_exit": "0"}  # SIGKILL would keep runs from saving
+for _variable in _SAVING.items():
+    os.environ.setdefault(*_variable)
 
 from ray import tune  # noqa: E402
 from ray.tune.progress_reporter import TrialProgressCallback  # noqa: E402
@@ -57,7 +59,15 @@ _POLL_EVERY = 0.5  # seconds
 _PATIENCE = 300.0  # seconds for the runs of a sweep that was told to stop
 
 
-def run(sweep: Sweep, logdir: Path, parallel: int, tell: Callable[[str], None]) -> int:
+def run(
+    sweep: Sweep,
+    logdir: Path,
+    parallel: int,
+    tell: Callable[[str], None],
+    *,
+    address: str | None = None,
+    gpus: float = 0.0,
+) -> int:
     """Runs the trials that are not over. Returns the signal that stopped the sweep, or 0.
 
     Args:
@@ -65,23 +75,36 @@ def run(sweep: Sweep, logdir: Path, parallel: int, tell: Callable[[str], None]) 
       logdir: the sweep's own folder, an absolute path.
       parallel: the number of trials at a time, which share the cores.
       tell: gets a sentence for each trial that ends, and for a wait.
+      address: that of a Ray whose nodes see `logdir`, or auto; None: this machine, with a Ray of the sweep.
+      gpus: the GPUs of a trial; 0: it uses all that it sees.
+
+    Raises UserError if Ray cannot be reached, or has too few CPUs or GPUs.
     """
-    threads = str(max(1, machine.cores() // parallel))
-    environment = {**os.environ, "TF_NUM_INTRAOP_THREADS": threads, "TF_NUM_INTEROP_THREADS": threads}
     place, folder, stopped = str(logdir), str(Path.cwd()), [0]
-
-    def trial(config: dict[str, Any]) -> None:
-        _run_trial(sweep, Path(place), config["settings"], environment, folder)
-
-    trainable = tune.with_resources(trial, {"cpu": 1})
-    scratch = tempfile.TemporaryDirectory(prefix="tfrl-tune-", ignore_cleanup_errors=True)
+    # Other nodes read and write Ray Tune's own files, too.
+    shared = None if address is None else logdir
+    scratch = tempfile.TemporaryDirectory(prefix="tfrl-tune-", dir=shared, ignore_cleanup_errors=True)
     with scratch as states, _stopping(stopped):
         try:
             _wait_for_runs(logdir, tell)  # they still save if the sweep was killed
             left = [i for i in range(len(sweep.trials)) if not is_over(logdir, trial_name(i))]
             if left:
-                cluster = Cluster(None, {"--parallel": parallel}, 0)
+                cluster = Cluster(address, {"--parallel": parallel}, 0, _SAVING)
                 try:
+                    check_gpus("--gpus-per-trial", gpus)
+                    cpus = 1 if address is None else _cpus_each(parallel)
+                    threads = max(1, machine.cores() // parallel) if address is None else cpus
+                    environment = {**os.environ} | {
+                        f"TF_NUM_{kind}_THREADS": str(threads) for kind in ("INTRAOP", "INTEROP")
+                    }
+
+                    def trial(config: dict[str, Any]) -> None:
+                        # Ray has chosen the trial's GPUs, in this variable of its worker.
+                        chosen = {n: os.environ[n] for n in ("CUDA_VISIBLE_DEVICES",) if gpus}
+                        own = environment | chosen
+                        _run_trial(sweep, Path(place), config["settings"], own, folder)
+
+                    trainable = tune.with_resources(trial, {"cpu": cpus, "gpu": gpus})
                     _tuner(sweep, logdir, left, trainable, states, tell).fit()
                 finally:
                     cluster.close()
@@ -91,6 +114,13 @@ def run(sweep: Sweep, logdir: Path, parallel: int, tell: Callable[[str], None]) 
         finally:
             _wait_for_runs(logdir, tell)
     return stopped[0]
+
+
+def _cpus_each(parallel: int) -> int:
+    """The most CPUs for each trial with which Ray's nodes hold `parallel` trials at a time."""
+    nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    fitting = (n for n in range(max(nodes), 0, -1) if sum(cpus // n for cpus in nodes) >= parallel)
+    return next(fitting, 1)
 
 
 @contextmanager

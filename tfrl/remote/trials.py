@@ -307,7 +307,7 @@ class Outcome(NamedTuple):
     Attributes:
       name: the trial's name.
       run: the folder of its newest run.
-      state: done, ended early or failed.
+      state: waiting, running, done, ended early or failed.
       settings: the varied settings of this run.
       env_steps: the env steps that its weights were trained for.
       episode_return: the mean of its last training episodes; NaN before the first one has ended.
@@ -333,7 +333,7 @@ class Row(NamedTuple):
 
 
 def outcome(sweep: Sweep, logdir: Path, index: int) -> Outcome:
-    """The outcome of a trial after the sweep."""
+    """The present state of a trial."""
     name = trial_name(index)
     part, own = current(logdir, name, sweep.trials[index])
     run, error = logdir / part.run, files.read_text(failure_file(logdir, name))
@@ -346,9 +346,12 @@ def outcome(sweep: Sweep, logdir: Path, index: int) -> Outcome:
         env_steps += found.env_steps
         episode_return = found.training_return(found.env_steps)
         rows = rows_with(run, sweep.metric)
-    state = "failed"  # also if its process was killed
-    if error is None and is_over(logdir, name):
+    if error is not None:
+        state = "failed"
+    elif is_over(logdir, name):
         state = "done" if (run / RESULTS_FILE).is_file() else "ended early"
+    else:
+        state = "running" if is_held(run) else "waiting"
     value = rows[-1].value if rows else None
     return Outcome(name, run, state, own, env_steps, episode_return, value, error)
 

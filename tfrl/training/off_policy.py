@@ -183,6 +183,8 @@ class OffPolicyLearner(EnvLearner):
         config, seconds, clock = self._config, iteration.seconds, iteration.clock
         gradient_steps = self._gradient_steps - iteration.gradient_steps_before
         metrics = {name: value / gradient_steps for name, value in iteration.sums.items()}
+        if concern := self.agent.concern(metrics):
+            self._session.console.warn(concern)
         metrics |= self.agent.progress(self.steps_done) | self.episode_metrics()
         metrics |= {
             "replay/size": len(self.replay) * config.num_envs,

@@ -174,8 +174,9 @@ class Prefetch:
         return dict(zip(COLUMNS, (self.waited / seconds, idle, update - rollout.version), strict=True))
 
     def get_state(self, update: int, *, within: bool = False) -> dict[str, np.ndarray]:
-        """The older weights and probabilities of levels that are needed after `update` updates, or `within` the
-        next one.
+        """The older weights and probabilities of levels that a run needs after `update` updates.
+
+        `within`: within the update after those.
         """
         found: dict[str, np.ndarray] = {}
         for number, acted in self._weights.items():

@@ -1,0 +1,69 @@
+"""The order of the long tests, and the deadline for those that guard no promise (tests/conftest.py)."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from processes import ROOT
+
+REPETITIONS = """
+import pytest
+@pytest.mark.long
+def test_repetition(): pass
+"""
+MIXED = """
+import pytest
+@pytest.mark.long
+def test_another_repetition(): pass
+@pytest.mark.long
+@pytest.mark.promise
+def test_promise(): pass
+@pytest.mark.promise
+def test_short_promise(): pass
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs these tests with the project's settings; the lines of its output."""
+    (tmp_path / "test_a.py").write_text(REPETITIONS)
+    (tmp_path / "test_b.py").write_text(MIXED)
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+
+    def lines(*flags):
+        command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-p", "conftest"]
+        command += ["-vv", "-p", "no:cacheprovider", *flags, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.splitlines()
+
+    return lines
+
+
+def outcomes(lines):
+    """The names and outcomes of the tests, in order."""
+    rows = [line.rpartition("::")[2].split() for line in lines if "::" in line and "left out" not in line]
+    return [(row[0], row[1]) for row in rows if row[1:] and row[1] in ("PASSED", "SKIPPED")]
+
+
+def test_among_the_long_tests_the_promises_come_first(run):
+    names = [name for name, _ in outcomes(run("-m", "long"))]
+    assert names == ["test_promise", "test_another_repetition", "test_repetition"]
+    assert [name for name, _ in outcomes(run("-m", "long and promise"))] == ["test_promise"]
+    assert [name for name, _ in outcomes(run())] == ["test_short_promise"]
+
+
+def test_after_the_deadline_only_promises_run_and_the_others_are_named(run):
+    lines = run("-m", "long", "--deadline", str(time.time() - 1))
+    assert outcomes(lines) == [
+        ("test_promise", "PASSED"),
+        ("test_another_repetition", "SKIPPED"),
+        ("test_repetition", "SKIPPED"),
+    ]
+    left_out = [line.rpartition("::")[2] for line in lines if line.startswith("left out, time is up: ")]
+    assert left_out == ["test_repetition", "test_another_repetition"]  # sorted, as their files are
+    assert not [
+        line for line in run("-m", "long", "--deadline", str(time.time() + 600)) if "left out" in line
+    ]
