@@ -244,6 +244,14 @@ def test_the_command_tfrl_runs_each_command_of_the_package():
     assert "absent_module:Mine cannot be imported here" in refusal(overview.main, ["absent_module:Mine"])
 
 
+def test_an_unknown_command_module_gives_a_one_sentence_error():
+    done = subprocess.run(
+        [sys.executable, "-m", "tfrl.a2c", "--env", "catch"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and done.stderr.startswith("error: there is no command a2c; known: ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_settings_import_neither_tensorflow_nor_envs():
     code = "import sys, tfrl.algorithms.ppo, tfrl.run.folder; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import functools
 import json
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import yaml
 
 from tfrl.cli.errors import UserError
+from tfrl.cli.other_systems import other_name
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -29,6 +31,24 @@ def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
     """The known word that is most like `word`, as ` (did you mean …?)`; "" if none has this `likeness`."""
     close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=likeness)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def setting_hint(word: str, kinds: Iterable[str], likeness: float = 0.6) -> str:
+    """A hint for an unknown setting: its name here, if other systems call it `word`; otherwise the nearest.
+
+    Args:
+      word: as the user wrote it: a flag, or the name of a field.
+      kinds: the settings of the command, and their aliases.
+      likeness: as in `nearest`.
+    """
+    known = list(kinds)
+    if hint := other_name(word, known):
+        return hint if word.startswith("--") else re.sub(r"(?<=mean )--(\S+?)(?=[ ?])", _as_field, hint)
+    return nearest(word, map(flag, known) if word.startswith("--") else known, likeness)
+
+
+def _as_field(found: re.Match[str]) -> str:
+    return found[1].replace("-", "_")
 
 
 def flag(name: str) -> str:
@@ -166,7 +186,7 @@ def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str], l
     name = aliases.get(name, name)
     if name in kinds or is_switch(kinds.get(name.removeprefix("no_"))):
         return name
-    hint = nearest(spelled, map(flag, [*kinds, *aliases]), 0.7)  # --learning-rate is not like --learners
+    hint = setting_hint(spelled, [*kinds, *aliases], 0.7)  # --learning-rate is not like --learners
     raise UserError(f"there is no flag {spelled}{hint}; {lists} lists them.")
 
 
@@ -183,6 +203,7 @@ def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | 
         raise UserError(f"cannot read the settings file {path}: {reason}.") from None
     loader = yaml.SafeLoader(text)
     values: dict[str, Any] = {}
+    unknown: list[str] = []
 
     def add(section: yaml.MappingNode) -> None:
         # `yaml.safe_load` would give a dict, which keeps the last of two equal keys in silence.
@@ -194,8 +215,8 @@ def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | 
                 continue
             value = loader.construct_object(value_node, deep=True)
             if name not in kinds:
-                hint = nearest(name, [*kinds, *aliases])
-                raise UserError(f"{path} has an unknown setting {key!r}{hint}.")
+                unknown.append(f"{key!r}{setting_hint(name, [*kinds, *aliases])}")
+                continue
             if name in values:
                 raise UserError(f"{path} gives {name} twice; leave one out.")
             values[name] = coerce(value, kinds[name], f"{key} in {path}")
@@ -210,6 +231,11 @@ def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | 
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
         raise UserError(f"the settings file {path} is not valid YAML{line}.") from None
+    if len(unknown) == 1:
+        raise UserError(f"{path} has an unknown setting {unknown[0]}.")
+    if unknown:
+        lines = "".join(f"\n  {name}." for name in unknown)
+        raise UserError(f"{path} has {len(unknown)} unknown settings:{lines}")
     return values
 
 
