@@ -56,8 +56,14 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+ENDLESS = 10**15
+"""The whole number that `inf` stands for, as in --total-steps inf."""
+
+
 def shown(value: Any) -> str:
     """A value in a sentence; a long one is shortened."""
+    if value == ENDLESS:
+        return "inf"
     try:
         text = repr(value)
     except ValueError:  # Python refuses to print integers of thousands of digits
@@ -109,6 +115,8 @@ def _convert(value: Any, kind: type) -> Any:
             converted = json.loads(value if isinstance(value, str) else json.dumps(value, allow_nan=False))
         except TypeError:
             raise ValueError from None
+    elif kind is int and str(value).lower() in ("inf", "infinity"):
+        converted = ENDLESS
     elif kind in (int, float):
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError

@@ -18,7 +18,7 @@ import os
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 import gymnasium
@@ -369,14 +369,27 @@ def _maker(
     spec.order_enforce = False
     if unlimited:
         spec.max_episode_steps = None
-    obs_type = given.get("obs_type", spec.kwargs.get("obs_type"))
-    if spec.entry_point != "ale_py.env:AtariEnv" or obs_type == "ram":
+    if not _is_preprocessed(spec, given):
         return functools.partial(_registered, spec)
     if taken := atari.OPTIONS.keys() & given.keys():
         raise ValueError(f"the preprocessing of {env_id} sets {min(taken)}, so --env-kwargs cannot set it")
     return lambda **options: atari.preprocess(
         _registered(spec, **atari.OPTIONS, **options), frame_skip or atari.FRAME_SKIP
     )
+
+
+def _is_preprocessed(spec: registration.EnvSpec, given: Mapping[str, Any]) -> bool:
+    """True for an Atari game that shows images, which `atari.preprocess` changes."""
+    obs_type = given.get("obs_type", spec.kwargs.get("obs_type"))
+    return spec.entry_point == "ale_py.env:AtariEnv" and obs_type != "ram"
+
+
+def default_frame_skip(env_id: str, kwargs: Mapping[str, Any]) -> int:
+    """The frames of a step without --frame-skip; 1 for an env that does not exist."""
+    try:
+        return atari.FRAME_SKIP if _is_preprocessed(find_spec(env_id), kwargs) else 1
+    except ValueError:  # the task's own check reports it
+        return 1
 
 
 def _registered(spec: registration.EnvSpec, **options: Any) -> gymnasium.Env:

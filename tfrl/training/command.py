@@ -19,7 +19,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.settings import Reader
 from tfrl.cli.signals import held_back
-from tfrl.cli.streams import quiet_start
+from tfrl.cli.streams import quiet_start, set_log_level
 from tfrl.config import reader, reader_of
 from tfrl.config.distributed import LEARNER, DistributedSettings, check_ray, leads
 from tfrl.config.run import Network, RLSettings
@@ -71,6 +71,7 @@ class Command:
           callbacks: called by the loop in this process.
         """
         reader, agent = self.reader, self._agent
+        set_log_level(config.log_level)
         with endings.before_training():
             if callbacks and leads(config):
                 raise UserError(

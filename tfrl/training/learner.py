@@ -389,7 +389,7 @@ def env_spec(config: RLSettings) -> EnvSpec:
         num_envs=config.num_envs,
         seed=config.seed,
         # A few threads step tens of thousands of frames per second, and the network needs the cores.
-        num_threads=config.env_threads or max(1, min(4, machine.cores() // 2)),
+        num_threads=config.env_threads or max(1, min(4, (config.threads or machine.cores()) // 2)),
         num_processes=config.env_processes,
     )
 

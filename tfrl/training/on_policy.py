@@ -40,7 +40,7 @@ class OnPolicyLearner(EnvLearner):
         self._indices = list(session.runtime.local_envs(config.num_envs))
         self.envs, self._prefetch = make_envs(config, session, replicas=session.runtime.local_replicas)
         self.time_columns = (*_COLUMNS, *(COLUMNS if self._prefetch else ()))
-        self._rewards = RewardNormalizer(config.num_envs)
+        self._rewards = RewardNormalizer(config.num_envs, config.reward_norm_gamma)
         self._observations: ObservationNormalizer | None = None
         self._spec = registry.specs(config)[0]
         if config.normalize_observations and self._spec.num_numbers:
