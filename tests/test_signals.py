@@ -122,8 +122,8 @@ def test_a_trainer_that_still_imports_ends_without_a_trace_and_says_so(tmp_path,
 @pytest.mark.parametrize("interrupt", [signal.SIG_DFL, signal.SIG_IGN])
 @pytest.mark.parametrize("module", ["tfrl.ppo_procgen", pytest.param("resnet.train", marks=pytest.mark.long)])
 def test_ctrl_c_in_the_first_second_gives_one_sentence_and_130(tmp_path, module, interrupt):
-    """The signal comes during Python's imports, before the command has signal handlers. A background process of
-    a script would ignore it.
+    """The signal comes during Python's imports, before the command has signal handlers. A background process
+    of a script would ignore it.
     """
     command = [sys.executable, "-X", "importtime", "-m", module, "--logdir", str(tmp_path)]
     job = Job(command, tmp_path, interrupt)

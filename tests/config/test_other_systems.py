@@ -81,7 +81,9 @@ def test_a_file_of_joyrl_gets_a_sentence_for_each_unknown_name(tmp_path):
     }
     for name, hint in hints.items():
         assert f"  '{name}' ({hint})." in lines
-    assert not any(f"'{name}'" in str(caught.value) for name in ("seed", "batch_size", "gamma", "lr", "device"))
+    assert not any(
+        f"'{name}'" in str(caught.value) for name in ("seed", "batch_size", "gamma", "lr", "device")
+    )
 
 
 def test_sections_and_lists_in_a_file_are_read(tmp_path):
@@ -94,12 +96,16 @@ def test_sections_and_lists_in_a_file_are_read(tmp_path):
 def test_every_hint_names_a_setting_of_some_command():
     from resnet.config import READER
 
-    kinds = {name for algorithm in ALGORITHMS for name in reader(algorithm).flag_kinds} | READER.flag_kinds.keys()
+    kinds = {
+        name for algorithm in ALGORITHMS for name in reader(algorithm).flag_kinds
+    } | READER.flag_kinds.keys()
     hints = {name: choices for name, choices in other_systems.names().items() if choices}
     for choices in hints.values():
         for choice in choices:
             assert {*other_systems.fields_in(choice)} <= kinds, choice
-    elsewhere = [name for line in other_systems._TABLE.splitlines() for name in line.partition("=")[2].split()]
+    elsewhere = [
+        name for line in other_systems._TABLE.splitlines() for name in line.partition("=")[2].split()
+    ]
     assert len(elsewhere) == len({*elsewhere}), "a name stands twice in the table"
     # A setting that every command has needs no hint.
     common = set.intersection(*({*reader(algorithm).flag_kinds} for algorithm in ALGORITHMS))

@@ -32,7 +32,9 @@ OTHERS = ("notes.txt", "plots/mine.png", "videos/holiday.mp4", "data/x.npy")
 @pytest.fixture
 def config(tmp_path):
     """Settings with --resume restart of a run that is there, beside files of the user."""
-    config = READER.parse([*SHORT.split(), "--logdir", str(tmp_path), "--run-name", "run", "--resume", "restart"])
+    config = READER.parse(
+        [*SHORT.split(), "--logdir", str(tmp_path), "--run-name", "run", "--resume", "restart"]
+    )
     for name in (*OWN, *OTHERS):
         path = config.run_dir / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,13 +93,18 @@ def test_restart_leaves_files_of_other_programs_alone(config):
 
 
 def test_restart_refuses_to_delete_the_run_that_it_starts_from(config):
-    changed = dataclasses.replace(config, yes=True, start_from=str(config.run_dir / "checkpoints" / "update-1"))
+    changed = dataclasses.replace(
+        config, yes=True, start_from=str(config.run_dir / "checkpoints" / "update-1")
+    )
     assert "which --start-from needs" in refusal(begin, changed)
     assert (config.run_dir / "config.yaml").is_file()
 
 
 def worker(index):
-    task = {"cluster": {"worker": ["127.0.0.1:21", "127.0.0.1:22"]}, "task": {"type": "worker", "index": index}}
+    task = {
+        "cluster": {"worker": ["127.0.0.1:21", "127.0.0.1:22"]},
+        "task": {"type": "worker", "index": index},
+    }
     return tf_config.parse(json.dumps(task))
 
 
@@ -118,7 +125,9 @@ def test_a_launcher_that_starts_the_workers_again_resumes_their_run(config, ther
     (sure.run_dir / "config.yaml").write_text(to_yaml(dataclasses.replace(sure, resume="auto", yes=False)))
     monkeypatch.setenv("TFRL_RESTARTED", "1")
     assert "config.yaml" in begin(sure, worker(0))[1]
-    monkeypatch.setenv("TFRL_LAUNCH", "b")  # a launcher whose first start failed before the chief deleted anything
+    monkeypatch.setenv(
+        "TFRL_LAUNCH", "b"
+    )  # a launcher whose first start failed before the chief deleted anything
     assert "config.yaml" not in begin(sure, worker(0))[1]
 
 
@@ -151,7 +160,16 @@ def _settings(folder, steps):
 def test_restart_works_with_two_workers_and_a_terminal(tmp_path):
     folder = tmp_path / "run"
     assert train(folder, *SHORT.split(), "--total-steps", "128")[0] == 0
-    command = [sys.executable, "-m", "tfrl.ppo_procgen", *SHORT.split(), "--total-steps", "64", "--resume", "restart"]
+    command = [
+        sys.executable,
+        "-m",
+        "tfrl.ppo_procgen",
+        *SHORT.split(),
+        "--total-steps",
+        "64",
+        "--resume",
+        "restart",
+    ]
     command += ["--logdir", str(tmp_path), "--run-name", "run", "--learners", "2"]
     ours, theirs = pty.openpty()
     with subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs) as process:

@@ -73,7 +73,9 @@ class RolloutSettings(Network, Rollouts, DistributedSettings):
     def ineffective(self) -> dict[str, str]:
         """Settings without an effect by name, each with the reason."""
         found = super().ineffective
-        return found if self.normalize_rewards else found | {"reward_norm_gamma": "without --normalize-rewards"}
+        return (
+            found if self.normalize_rewards else found | {"reward_norm_gamma": "without --normalize-rewards"}
+        )
 
     def make_network(self, precision: str) -> Any:
         """Makes an actor and a critic."""

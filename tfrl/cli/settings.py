@@ -79,8 +79,8 @@ class Hardware(NoResult):
     """Compute gradients in parts of this many samples, and sum them. The gradient step is the same; smaller
     parts need less memory. 0: chosen for speed."""
     device: str = "auto"
-    """cpu, gpu (all GPUs, at least one), or gpu:NUMBER (this one, counted from 0). auto: the GPUs if there are
-    any."""
+    """cpu, gpu (all GPUs, at least one), or gpu:NUMBER (this one, counted from 0). auto: the GPUs if there
+    are any."""
     threads: Annotated[int, Range(0, 1024)] = 0
     """Threads of this process that compute on a CPU. The result does not depend on their number, up to
     rounding where a gradient step is not computed in parts. 0: one for each core, or

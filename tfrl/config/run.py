@@ -84,7 +84,9 @@ class Torso:
         for name in names:
             if name not in ACTIVATIONS:
                 known = f"{', '.join(ACTIVATIONS[:5])} and the other names of Keras"
-                raise UserError(f"--activation {name} is unknown{nearest(name, ACTIVATIONS)}; known: {known}.")
+                raise UserError(
+                    f"--activation {name} is unknown{nearest(name, ACTIVATIONS)}; known: {known}."
+                )
         if len(names) not in (1, layers):
             raise UserError(
                 f"--activation must be one name, or one for each of the {layers} layers of --hidden "
@@ -205,12 +207,12 @@ class Task(EnvSettings):
     """Length of the run in env steps, all workers together, rounded up to whole updates. 1e6 and 1_000_000
     are the same. With --frame-skip, a step of the agent counts as one. inf: endless."""
     total_frames: Annotated[int | None, Range(1, ENDLESS)] = None
-    """Length of the run in frames of the env, instead of --total-steps: with --frame-skip, a step of the agent
-    counts as that many. config.yaml has --total-steps."""
+    """Length of the run in frames of the env, instead of --total-steps: with --frame-skip, a step of the
+    agent counts as that many. config.yaml has --total-steps."""
     max_episodes: Annotated[int | None, Range(-1, MOST)] = None
-    """End the run as complete at the env step at which this many training episodes have ended. Algorithms that
-    learn from rollouts do not learn from the last, unfinished one. None: never. -1: never, and --total-steps is
-    inf unless it is given."""
+    """End the run as complete at the env step at which this many training episodes have ended (with replay
+    and --lag or --actors: at the end of the iteration). Algorithms that learn from rollouts do not learn from
+    the last rollout if it is cut. None: never. -1: never, and --total-steps is inf unless it is given."""
     solved_at: Annotated[float | None, ANY] = None
     """End the run as complete when the mean return of the last 100 episodes is this or more; None: never."""
     reward_scale: Annotated[float, POSITIVE] = 1.0

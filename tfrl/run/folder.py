@@ -229,7 +229,8 @@ def take_run(
     other, because the workers of an earlier start may still be ending.
 
     Raises:
-      UserError: `check_run` raised it, another process trains this run, or --resume restart may not delete it.
+      UserError: `check_run` raised it, another process trains this run, or --resume restart may not delete
+        it.
       PeerError: the chief waited too long. A restart of all workers may help.
     """
     if config.resume == "restart":

@@ -14,8 +14,8 @@ from tfrl.run import files
 from tfrl.run.metrics import EVENT_FILES, PROGRESS_FILE
 from tfrl.workers.tf_config import LAUNCH, RESTARTED, TFConfig
 
-# The files of a run, as patterns. The settings are deleted last, so that a deletion that was interrupted can be
-# repeated.
+# The files of a run, as patterns. The settings are deleted last, so that a deletion that was interrupted can
+# be repeated.
 _FILES = (
     *("results.json", "eval.json", "report.html", PROGRESS_FILE, "episodes.csv", EVENT_FILES, "stop"),
     *("left-by-sweep", "videos/*-[0-9]*.mp4", "videos/*-[0-9]*.gif", "policies/*.npz", SETTINGS_FILE),
@@ -69,7 +69,7 @@ def is_done(run: Path) -> bool:
 
 
 def remove_run(run: Path) -> None:
-    """Deletes the files of a run, and nothing else in its folder. Raises UserError if one cannot be deleted."""
+    """Deletes the files of a run, and nothing else in its folder. Raises UserError if this fails."""
     try:
         for name in _FOLDERS:
             if (run / name).is_symlink():

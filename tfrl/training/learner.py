@@ -9,7 +9,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -38,12 +38,20 @@ from tfrl.workers import machine
 from tfrl.workers.strategy import Runtime
 
 if TYPE_CHECKING:
-    from tfrl.experience.collector import Collector, Observer
+    from tfrl.experience.collector import Collector, EnvStates, Observer
     from tfrl.experience.rollout import Rollout
     from tfrl.remote.actors import RayCollector, RayObservers
     from tfrl.training.prefetch import Prefetch, ThreadCollector
 
 MakeAgent = Callable[[Any, Runtime], Agent]
+
+
+class _Standing(NamedTuple):
+    """The state of the episodes' statistics, of the envs, and of rollouts that are ahead of the learner."""
+
+    episodes: Mapping[str, np.ndarray]
+    envs: EnvStates
+    ahead: Mapping[str, np.ndarray]
 
 
 class EnvLearner(Learner):
@@ -78,6 +86,10 @@ class EnvLearner(Learner):
             message = str(error).splitlines()[0]
             raise UserError(f"--torso {config.torso} cannot be built for {config.env}: {message}") from None
         self._episodes = EpisodeStatistics(config.num_envs)
+        # With --max-episodes: the state before the rollout, and the env steps of a rollout that the last
+        # episode has cut. A run that goes on with a higher number repeats this rollout.
+        self._before: _Standing | None = None
+        self._cut_steps = 0
         self._waits = callbacks.Waits()
         self.callbacks = (*callbacks.of_run(config, session), self._waits)
 
@@ -152,8 +164,34 @@ class EnvLearner(Learner):
 
     @property
     def steps_done(self) -> int:
-        """Env steps of all finished updates, all workers together."""
-        return self._session.step * self._config.steps_per_update
+        """Env steps of all finished updates, all workers together, and those of a cut rollout."""
+        return self._session.step * self._config.steps_per_update + self._cut_steps
+
+    def _standing(self) -> _Standing:
+        """The present state of the envs and of what belongs to them."""
+        ahead = {} if self._prefetch is None else self._prefetch.get_state(self._session.step)
+        return _Standing(self._episodes.get_state(), self.envs.get_state(), ahead)
+
+    def _may_be_cut(self) -> None:
+        """Notes the state before a rollout that --max-episodes may cut."""
+        if self._config.max_episodes is not None:
+            self._before = self._standing()
+
+    def _last_round(self, first: np.ndarray) -> int | None:
+        """The steps of each env in a rollout until --max-episodes is reached; None if the rollout is whole.
+
+        `first`, bool [T, N], says where episodes of all envs ended.
+        """
+        if self._config.max_episodes is None:
+            return None
+        ended = self._episodes.episodes + np.cumsum(first.sum(axis=1))
+        rounds = int((ended < self._config.max_episodes).sum()) + 1
+        return rounds if rounds < len(first) else None
+
+    def _cut_after(self, env_steps: int) -> None:
+        """Ends the run so many env steps after its last update, without learning from them."""
+        self._cut_steps = env_steps
+        self._session.changed()
 
     @property
     def total_steps(self) -> int:
@@ -266,13 +304,15 @@ class EnvLearner(Learner):
     # State
 
     def get_state(self) -> State:
-        """The state of the agent, the episodes and the envs."""
-        state = self.agent.get_state() | with_prefix("episodes/", self._episodes.get_state())
-        indices, states, observations, first = self.envs.get_state()
+        """The state of the agent, the episodes and the envs; that before a cut rollout, and its results."""
+        standing, state = self._standing(), self.agent.get_state()
+        if self._cut_steps and self._before is not None:
+            state |= with_prefix("cut/", {"steps": np.array(self._cut_steps), **standing.episodes})
+            standing = self._before
+        state |= with_prefix("episodes/", standing.episodes) | standing.ahead  # the older weights
+        indices, states, observations, first = standing.envs
         data, lengths = pack_bytes(states)
         part = {"indices": np.array(indices), "states": data, "lengths": lengths}
-        if self._prefetch is not None:  # the older weights
-            state |= self._prefetch.get_state(self._session.step)
         return State(state, [part | {"observations": observations, "first": first}])
 
     def set_state(self, state: State) -> None:
@@ -291,6 +331,10 @@ class EnvLearner(Learner):
         if self._prefetch is not None:
             self._prefetch.set_state(state.learner)
         self._restore_envs(state.parts)
+        most, cut = self._config.max_episodes, under("cut/", state.learner)
+        if cut and most is not None and int(cut["episodes"]) >= most:
+            self._before, self._cut_steps = self._standing(), int(cut["steps"])
+            self._episodes.set_state(cut)
 
     def _restore_envs(self, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Restores the envs from the parts of all workers, also of another number of workers.
@@ -470,7 +514,12 @@ def _actors(config: RLSettings) -> dict[str, str]:
 
 def _length(config: RLSettings) -> str:
     steps = config.run_steps
+    if config.is_endless:
+        return "endless"
     if config.updates_vary:
-        return f"{steps:,} env steps, up to the end of an update"
-    rounded = "" if steps == config.total_steps else f", --total-steps {config.total_steps:,} rounded up"
-    return f"{steps:,} env steps ({config.num_updates:,} updates{rounded})"
+        about = ", up to the end of an update"
+    else:
+        rounded = "" if steps == config.total_steps else f", --total-steps {config.total_steps:,} rounded up"
+        about = f" ({config.num_updates:,} updates{rounded})"
+    frames = registry.frames_per_step(config)
+    return f"{steps:,} env steps{about}" + (f", {steps * frames:,} frames of the env" if frames > 1 else "")

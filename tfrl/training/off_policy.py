@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -51,14 +52,27 @@ class OffPolicyLearner(EnvLearner):
             priority_exponent=config.priority_exponent if config.prioritized_replay else None,
             learned_rewards=config.learned_rewards,
         )
+        self._lacking = 0  # env steps of all iterations that --max-episodes has ended early
         self._gradient_steps = 0  # of the run so far
         self._has_learned = False  # in this process
         self._pending: tuple[Prepared, PendingSteps] | None = None  # gradient steps under way
         self._sums: Counter[str] = Counter()  # of the metrics of all gradient steps of this iteration
         self._clock = dict.fromkeys(("learning", "replay"), 0.0)  # seconds of this iteration
 
+    @property
+    def steps_done(self) -> int:
+        """Env steps of all iterations, all workers together."""
+        return super().steps_done - self._lacking
+
+    @property
+    def is_over(self) -> bool:
+        """True on all workers at --total-steps, --max-episodes or --solved-at."""
+        return super().is_over or self._session.step >= self._config.num_updates
+
     def update(self) -> dict[str, float]:
         """Takes the env steps of an iteration and the gradient steps that are due. A collective.
+
+        The iteration ends early at the episode of --max-episodes, unless its env steps were taken before.
 
         Every --train-every env steps, gradient steps from the transitions so far begin before the next
         actions are chosen. The learner waits for a single gradient step before the next one and at the end of
@@ -71,6 +85,9 @@ class OffPolicyLearner(EnvLearner):
         before, env_steps = self._gradient_steps, self.steps_done
         rewards = np.zeros((config.steps_per_env, len(self._indices)), np.float32)
         first = np.zeros(rewards.shape, bool)
+        left = math.inf  # episodes until --max-episodes
+        if config.max_episodes is not None and self._prefetch is None:
+            left = config.max_episodes - self._episodes.episodes
         with self.agent.learning_in_background():
             steps = self._steps()
             for t in range(config.steps_per_env):
@@ -86,11 +103,18 @@ class OffPolicyLearner(EnvLearner):
                     session.advance_to(env_steps)
                     if config.most_gradient_steps > 1:
                         self._finish_learning()
+                if left < math.inf:
+                    left -= int(self._runtime.sum_over_workers(first[t].sum(keepdims=True))[0])
+                    if left <= 0:
+                        break
             self._finish_learning()
-        played = self._runtime.gather_envs(np.stack([rewards, first.astype(np.float32)]))
+        steps = t + 1
+        played = self._runtime.gather_envs(np.stack([rewards[:steps], first[:steps].astype(np.float32)]))
         self._episodes.add(played[0], played[1].astype(bool))
         session.step += 1
-        return self._metrics(self._count(began), self._gradient_steps - before)
+        self._lacking += (config.steps_per_env - steps) * config.num_envs
+        seconds, gradient_steps = self._count(began), self._gradient_steps - before
+        return self._metrics(steps * config.num_envs, seconds, gradient_steps)
 
     def _steps(self) -> Iterator[tuple[np.ndarray, Step]]:
         """Shows the present observations to the replay; returns an iterator over the iteration's env steps.
@@ -109,14 +133,14 @@ class OffPolicyLearner(EnvLearner):
         self.replay.resume_round(began.observations[order], began.first[order])
         return self._rollout.steps()
 
-    def _metrics(self, seconds: float, gradient_steps: int) -> dict[str, float]:
-        """The metrics of an iteration that took `seconds` and so many gradient steps."""
+    def _metrics(self, env_steps: int, seconds: float, gradient_steps: int) -> dict[str, float]:
+        """The metrics of an iteration of so many env steps, seconds and gradient steps."""
         config = self._config
         metrics = {name: value / gradient_steps for name, value in self._sums.items()}
         metrics |= self.agent.progress(self.steps_done) | self.episode_metrics()
         metrics |= {
             "replay/size": len(self.replay) * config.num_envs,
-            "time/env_steps_per_second": config.iteration_steps / seconds,
+            "time/env_steps_per_second": env_steps / seconds,
             "time/updates_per_second": gradient_steps / seconds,
             "time/rollout_seconds": seconds - sum(self._clock.values()),
             "time/update_seconds": self._clock["learning"],
@@ -190,12 +214,14 @@ class OffPolicyLearner(EnvLearner):
         """The state of the agent, the episodes, the envs and the replay, whose transitions are shards."""
         state = super().get_state()
         state.learner["gradient_steps"] = np.array(self._gradient_steps)
+        state.learner["lacking_steps"] = np.array(self._lacking)
         state.parts[0].update(with_prefix("replay/", self.replay.get_state()))
         return State(state.learner, state.parts, self.replay.shards())
 
     def set_state(self, state: State) -> None:
         """Restores the state of all workers. Raises UserError like `Learner.set_state`."""
         self._gradient_steps = int(state.learner["gradient_steps"])
+        self._lacking = int(state.learner["lacking_steps"])
         super().set_state(state)
         of_replay = [{**under("replay/", part), "indices": part["indices"]} for part in state.parts]
         self.replay.set_state(of_replay, state.shards)

@@ -101,8 +101,8 @@ def limit_threads(count: int) -> None:
         threading.set_intra_op_parallelism_threads(count)
     if threading.get_inter_op_parallelism_threads() != count:
         _warn(
-            f"warning: TensorFlow has already run in this process, so --threads {count} changes only how many "
-            "parts are computed at once."
+            f"warning: TensorFlow has already run in this process, so --threads {count} decides only how "
+            "many parts it computes at once."
         )
 
 
@@ -119,10 +119,10 @@ def choose_device(device: str) -> None:
     kind, _, number = device.partition(":")
     found = tf.config.list_physical_devices("GPU")
     if kind == "gpu" and int(number or 0) >= len(found):
-        raise UserError(
-            f"--device {device} needs a GPU that TensorFlow finds, and it finds "
-            f"{f'{len(found)}, from gpu:0 on' if found else 'none here'}; docs/quickstart.md says what to install."
+        has = (
+            f"only {len(found)}, from gpu:0 on" if found else "none; docs/quickstart.md says what to install"
         )
+        raise UserError(f"--device {device} needs a GPU that is not here: TensorFlow finds {has}.")
     wanted = [] if kind == "cpu" else [found[int(number)]] if number else found
     if device == "auto" or wanted == gpus():
         return
