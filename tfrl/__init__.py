@@ -45,8 +45,8 @@ def __dir__() -> list[str]:
 
 # The first moments of a command: Ctrl-C ends it with one sentence, until the command sets its own signal
 # handlers (tfrl/cli/endings.py). Programs that only import this package keep their handlers. So this finds
-# out whether Python runs the script `tfrl` or, by `-m`, one of our modules. Python either still looks for that
-# module or has found it.
+# out whether Python runs the script `tfrl` or, by `-m`, one of our modules, for which it still looks or which
+# it has found.
 
 
 def _end_at_once(*_: object) -> None:

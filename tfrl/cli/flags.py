@@ -311,12 +311,12 @@ def parse(options: type[Options], argv: Sequence[str], usage: str, summary: str)
 
     Args:
       options: a dataclass, one flag a field; the text under a field is its help.
-      argv: the arguments. --help prints the help and raises SystemExit(0).
+      argv: the arguments. --help and --help-all print the same help and raise SystemExit(0).
       usage, summary: for the help.
 
     Raises UserError for an unknown flag, a value of another type, or a number outside its range.
     """
-    if any(token in ("-h", "--help") for token in argv):
+    if any(token in ("-h", "--help", "--help-all") for token in argv):
         import tyro
 
         config = (tyro.conf.UseAppendAction,)

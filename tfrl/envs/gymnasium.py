@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes.util
+import difflib
 import functools
 import importlib
 import importlib.util
@@ -15,6 +16,7 @@ import inspect
 import json
 import math
 import os
+import re
 import sys
 import warnings
 from collections import deque
@@ -56,6 +58,7 @@ from tfrl.envs.spec import (
     unpack_state,
 )
 
+_DM_CONTROL = "shimmy"  # registers the envs of DeepMind Control
 LONGEST_REPLAY = 32_768
 """The longest episode, in steps, that can be replayed. Its actions take 128 kB per number of a Box, otherwise
 10 kB.
@@ -429,9 +432,11 @@ def _draw_off_screen() -> None:
 
 def find_spec(env_id: str) -> registration.EnvSpec:
     """The registered spec of an id or `module:id`. Raises ValueError if it does not exist."""
-    module, _, name = env_id.rpartition(":")
-    if not module and name not in registration.registry and importlib.util.find_spec("ale_py"):
-        module = "ale_py"  # it registers Atari's games
+    given, _, name = env_id.rpartition(":")
+    module = given
+    if not module and name not in registration.registry:
+        plugin = _DM_CONTROL if name.startswith("dm_control/") else "ale_py"  # which registers Atari's games
+        module = plugin if importlib.util.find_spec(plugin) else ""
     if module:
         try:
             with warnings.catch_warnings():
@@ -447,19 +452,42 @@ def find_spec(env_id: str) -> registration.EnvSpec:
         where = "" if ":" in env_id else f"; if your own module registers it, write MODULE:{name}"
         if name.startswith("ALE/") and not importlib.util.find_spec("ale_py"):
             where = "; Atari's games need: pip install ale-py 'opencv-python-headless<4.12'"
-        raise ValueError(f"there is no env {env_id!r}{did_you_mean(name)}{where}")
+        if name.startswith("dm_control/") and module != _DM_CONTROL:
+            where = "; the envs of dm_control need: pip install 'shimmy[dm-control]'"
+        raise ValueError(f"there is no env {env_id!r}{did_you_mean(name, module=given)}{where}")
     return registration.registry[name]
 
 
-def did_you_mean(typed: str, others: Iterable[str] = ()) -> str:
-    """` (did you mean CartPole-v1?)` with the id or name that is closest to `typed`; "" if none is close."""
-    # Gymnasium's own functions only say why the env does not exist.
-    ids = (
-        s.id
-        for s in registration.registry.values()
-        if getattr(s.entry_point, "__module__", "") != "gymnasium.envs"
-    )
-    return nearest(typed, (*ids, *others))
+def did_you_mean(typed: str, others: Iterable[str] = (), *, module: str = "") -> str:
+    """` (did you mean CartPole-v1?)` with the id or name that is closest to `typed`; "" if none is close.
+
+    Ids are compared without their versions, because all ids that end in -v0 would be a little alike.
+
+    Args:
+      typed: an id, or another name.
+      others: further names.
+      module: of `module:typed`. Its own ids are preferred, and named with it.
+    """
+    found: dict[str, str] = {}  # ids by their names without version, in small letters; the newest version
+    for spec in sorted(registration.registry.values(), key=lambda spec: spec.version or 0):
+        point = spec.entry_point
+        root = (point if isinstance(point, str) else getattr(point, "__module__", "")).partition(":")[0]
+        # Gymnasium's own functions only say why the env does not exist.
+        if root == "gymnasium.envs":
+            continue
+        is_of_module = module and root.partition(".")[0] == module.partition(".")[0]
+        found[_stem(spec.id)] = f"{module}:{spec.id}" if is_of_module else spec.id
+    found |= {other.lower(): other for other in others}
+    if module:
+        own = {stem: name for stem, name in found.items() if name.startswith(f"{module}:")}
+        found = own if nearest(_stem(typed), own) else found
+    close = difflib.get_close_matches(_stem(typed), found, n=1)
+    return f" (did you mean {found[close[0]]}?)" if close else ""
+
+
+def _stem(env_id: str) -> str:
+    """An id without its version, in small letters."""
+    return re.sub(r"-v\d+$", "", env_id).lower()
 
 
 def find_facts(env_id: str, kwargs: str = "{}") -> Facts:
