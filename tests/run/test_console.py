@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import rich.console
 
+from tfrl.cli.flags import ENDLESS
 from tfrl.run.console import Console, Progress, _render, duration
 
 ROOT = Path(__file__).parents[2]
@@ -301,3 +302,30 @@ def test_advancing_prints_nothing_between_two_intervals():
 )
 def test_durations_have_their_two_largest_units(seconds, text):
     assert duration(seconds) == text
+
+
+def test_the_last_line_has_the_speed_of_the_whole_run():
+    stream = io.StringIO()
+    console = Console(stream=stream, interval=60.0)
+    console.start(Progress(100))
+    console.progress.finish_update(100, {"time/env_steps_per_second": 9.0})
+    console.progress.conclude(25.0)
+    console.results((), [("a", "b")])
+    assert "100.0% | 100 / 100 env steps | 25 steps/s | took 0 s | done" in stream.getvalue().splitlines()
+
+
+def test_the_last_line_comes_once():
+    stream = io.StringIO()
+    console = Console(stream=stream, interval=1.0)
+    console.start(Progress(100, clock=lambda: 0.0))
+    console.phase("done")
+    while not stream.getvalue().endswith("\n"):
+        time.sleep(0.01)
+    console.stop()
+    assert stream.getvalue() == "0.0% | 0 / 100 env steps | took 0 s | done\n"
+
+
+def test_a_run_without_an_end_shows_neither_a_share_nor_the_time_left():
+    progress = Progress(ENDLESS, 0)
+    progress.finish_update(1000, {"time/env_steps_per_second": 50.0})
+    assert progress.line() == "endless | 1,000 env steps | 50 steps/s | ETA -- | starting"
