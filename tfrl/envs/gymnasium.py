@@ -13,6 +13,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import io
 import json
 import math
 import os
@@ -85,6 +86,8 @@ class GymnasiumVec:
 
     def __init__(self, spec: EnvSpec, indices: Sequence[int]) -> None:
         self.num_envs = len(indices)
+        if spec.render:  # before the first env is made, for the facts
+            _draw_off_screen()
         name, kwargs = spec.env, json.dumps(dict(spec.env_kwargs), sort_keys=True)
         known = registry.facts_of(spec)
         self.observation_spec, self.action_spec = known.specs(spec.action_masks)
@@ -343,13 +346,15 @@ def make_env(
         drawn.
     """
     options = json.loads(kwargs)
+    if render:
+        _draw_off_screen()
+    elif _is_of_dm_control(env_id):
+        os.environ.setdefault("MUJOCO_GL", "disable")  # its drawing crashes in a process with TensorFlow
     if callables.is_name(env_id):
         make = callables.find(env_id)
         draws = render and "render_mode" in inspect.signature(make).parameters
     else:
         make, draws = _maker(env_id, options, frame_skip=frame_skip, unlimited=unlimited), render
-    if render:
-        _draw_off_screen()
     try:
         env = make(**options | ({"render_mode": "rgb_array"} if draws else {}))
         if not isinstance(env, gymnasium.Env):
@@ -425,9 +430,13 @@ def _draw_off_screen() -> None:
         return
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # for pygame, which otherwise prints a warning
     libraries = {"egl": "EGL", "osmesa": "OSMesa"}
-    if "MUJOCO_GL" not in os.environ:
+    if os.environ.get("MUJOCO_GL", "disable") == "disable":
         found = next((name for name, library in libraries.items() if ctypes.util.find_library(library)), None)
         os.environ.update({"MUJOCO_GL": found} if found else {})
+
+
+def _is_of_dm_control(env_id: str) -> bool:
+    return env_id.rpartition(":")[2].startswith("dm_control/")
 
 
 def find_spec(env_id: str) -> registration.EnvSpec:
@@ -435,12 +444,14 @@ def find_spec(env_id: str) -> registration.EnvSpec:
     given, _, name = env_id.rpartition(":")
     module = given
     if not module and name not in registration.registry:
-        plugin = _DM_CONTROL if name.startswith("dm_control/") else "ale_py"  # which registers Atari's games
+        plugin = _DM_CONTROL if _is_of_dm_control(name) else "ale_py"  # which registers Atari's games
         module = plugin if importlib.util.find_spec(plugin) else ""
     if module:
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), contextlib.ExitStack() as quiet:
                 warnings.simplefilter("ignore")
+                if module == _DM_CONTROL:  # it imports the old gym, which prints a banner
+                    quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
                 imported = importlib.import_module(module)
         except Exception as error:  # a user's module may raise anything
             raise ValueError(
@@ -452,8 +463,8 @@ def find_spec(env_id: str) -> registration.EnvSpec:
         where = "" if ":" in env_id else f"; if your own module registers it, write MODULE:{name}"
         if name.startswith("ALE/") and not importlib.util.find_spec("ale_py"):
             where = "; Atari's games need: pip install ale-py 'opencv-python-headless<4.12'"
-        if name.startswith("dm_control/") and module != _DM_CONTROL:
-            where = "; the envs of dm_control need: pip install 'shimmy[dm-control]'"
+        if _is_of_dm_control(name) and module != _DM_CONTROL:
+            where = "; the envs of dm_control need: pip install 'shimmy[dm-control]' 'mujoco<4'"
         raise ValueError(f"there is no env {env_id!r}{did_you_mean(name, module=given)}{where}")
     return registration.registry[name]
 

@@ -309,7 +309,8 @@ class EnvLearner(Learner):
         if self._cut_steps and self._before is not None:
             state |= with_prefix("cut/", {"steps": np.array(self._cut_steps), **standing.episodes})
             standing = self._before
-        state |= with_prefix("episodes/", standing.episodes) | standing.ahead  # the older weights
+        state |= with_prefix("episodes/", standing.episodes)
+        state |= dict(standing.ahead)  # the older weights
         indices, states, observations, first = standing.envs
         data, lengths = pack_bytes(states)
         part = {"indices": np.array(indices), "states": data, "lengths": lengths}

@@ -108,13 +108,13 @@ class OffPolicyLearner(EnvLearner):
                     if left <= 0:
                         break
             self._finish_learning()
-        steps = t + 1
-        played = self._runtime.gather_envs(np.stack([rewards[:steps], first[:steps].astype(np.float32)]))
+        taken = t + 1
+        played = self._runtime.gather_envs(np.stack([rewards[:taken], first[:taken].astype(np.float32)]))
         self._episodes.add(played[0], played[1].astype(bool))
         session.step += 1
-        self._lacking += (config.steps_per_env - steps) * config.num_envs
+        self._lacking += (config.steps_per_env - taken) * config.num_envs
         seconds, gradient_steps = self._count(began), self._gradient_steps - before
-        return self._metrics(steps * config.num_envs, seconds, gradient_steps)
+        return self._metrics(taken * config.num_envs, seconds, gradient_steps)
 
     def _steps(self) -> Iterator[tuple[np.ndarray, Step]]:
         """Shows the present observations to the replay; returns an iterator over the iteration's env steps.
