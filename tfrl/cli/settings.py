@@ -135,7 +135,7 @@ _CHANGED_FIRST = frozenset(
     ("env", "preset", "total_steps", "seed", "num_envs", "num_steps", "lr", "gamma", "torso", "hidden")
     + ("memory", "epochs", "num_minibatches", "entropy_coef", "batch_size", "replay_size", "train_every")
     + ("batch_episodes", "normalize_observations", "eval_every", "logdir", "run_name", "resume", "replicas")
-    + ("actors", "observers", "model", "dataset", "augment", "config", "print_config")
+    + ("actors", "observers", "model", "dataset", "augment", "config", "print_config", "device")
 )
 """Names of the settings that people change first. --help shows only them; --help-all shows all settings."""
 
