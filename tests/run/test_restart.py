@@ -194,3 +194,10 @@ def test_a_supervised_run_begins_anew(tmp_path):
     with take_run(sure, None, SUPERVISED.from_yaml):
         assert not (config.run_dir / "config.yaml").exists()
     assert restart.is_done(config.run_dir) is False
+
+
+@pytest.mark.parametrize("key", ["yes", "'yes'"])
+def test_yes_may_stand_in_a_file(tmp_path, key):
+    (tmp_path / "file.yaml").write_text(f"{key}: true\nresume: restart\n")
+    config = READER.parse(["--config", str(tmp_path / "file.yaml")])
+    assert (config.resume, config.yes) == ("restart", True)

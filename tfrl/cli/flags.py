@@ -217,7 +217,9 @@ def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | 
         # `yaml.safe_load` would give a dict, which keeps the last of two equal keys in silence.
         for key_node, value_node in section.value:
             key = loader.construct_object(key_node, deep=True)
-            name = aliases.get(name := str(key).replace("-", "_"), name)
+            # To YAML, an unquoted `yes` is no text.
+            spelled = key_node.value if isinstance(key_node, yaml.ScalarNode) else str(key)
+            name = aliases.get(name := spelled.replace("-", "_"), name)
             if isinstance(value_node, yaml.MappingNode) and name not in kinds:
                 add(value_node)
                 continue
@@ -290,6 +292,8 @@ def check_ranges(config: DataclassInstance) -> None:
     for name, kind in field_types(type(config)).items():
         value = getattr(config, name)
         for allowed in getattr(kind, "__metadata__", ()):
+            if value == ENDLESS and not allowed.holds(value):
+                raise UserError(f"{flag(name)} must be a whole number; got inf.")
             if value is not None and not allowed.holds(value):
                 raise UserError(f"{flag(name)} must be {allowed}; got {shown(value)}.")
 
