@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import secrets
 import shlex
 import shutil
 import signal
@@ -26,7 +27,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import NATURAL, Range
 from tfrl.cli.streams import surviving
 from tfrl.workers import machine, tf_config
-from tfrl.workers.tf_config import RESTARTED
+from tfrl.workers.tf_config import LAUNCH, RESTARTED
 
 USAGE = "python -m cluster.launch (--workers N | --hosts A,B) [flags] -- COMMAND"
 DESCRIPTION = """Runs COMMAND on several workers, with TF_CONFIG set for each of them.
@@ -265,11 +266,12 @@ def launch(
         signal.signal(number, lambda number, _: stop.take(number))
     output = Output(sys.stdout.buffer, sys.stderr.buffer)
     restarts = failures = 0  # all restarts; failures since the last checkpoint
+    launch_id = secrets.token_hex(8)
     while not stop.first:
         places = find_places(lambda: bool(stop.first), output.tell)
         if stop.first:
             break
-        about = {RESTARTED: str(restarts)} if restarts else {}
+        about = {LAUNCH: launch_id} | ({RESTARTED: str(restarts)} if restarts else {})
         places = [replace(place, environment={**place.environment, **about}) for place in places]
         team = Team(places, command, output)
         try:

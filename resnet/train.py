@@ -11,7 +11,7 @@ from resnet.config import READER
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.signals import held_back
-from tfrl.cli.streams import quiet_start
+from tfrl.cli.streams import quiet_start, set_log_level
 from tfrl.run.folder import take_run
 from tfrl.workers import tf_config
 
@@ -23,6 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     with endings.before_training():
         config = READER.parse(arguments)
+        set_log_level(config.log_level)
         cluster = tf_config.for_strategy(config.strategy)
         if cluster is not None and cluster.is_evaluator:
             raise UserError(

@@ -119,3 +119,19 @@ def test_a_trainer_that_still_imports_ends_without_a_trace_and_says_so(tmp_path,
     assert job.told(signum, "parents first") == 128 + signum
     assert job.said() == "Stopped before training began: there is nothing to save.\n"
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("interrupt", [signal.SIG_DFL, signal.SIG_IGN])
+@pytest.mark.parametrize("module", ["tfrl.ppo_procgen", pytest.param("resnet.train", marks=pytest.mark.long)])
+def test_ctrl_c_in_the_first_second_gives_one_sentence_and_130(tmp_path, module, interrupt):
+    """The signal comes during Python's imports, before the command has signal handlers. A background process
+    of a script would ignore it.
+    """
+    command = [sys.executable, "-X", "importtime", "-m", module, "--logdir", str(tmp_path)]
+    job = Job(command, tmp_path, interrupt)
+    until(lambda: re.search(r"\| +tfrl$", job.said(), re.MULTILINE), PATIENCE)
+    job.process.send_signal(signal.SIGINT)
+    assert job.process.wait(PATIENCE) == 130
+    said = [line for line in job.said().splitlines() if not line.startswith("import time:")]
+    # On a slow machine, the command itself answers.
+    assert len(said) == 1 and re.fullmatch(r"Stopped before \w+ began: there is nothing to save\.", said[0])

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--version"]:
         print(f"tfrl {__version__}")
         return 0
-    if arguments and arguments[0] not in ("-h", "--help"):
+    if arguments and arguments[0] not in ("-h", "--help", "--help-all"):
         return _command(arguments[0])(arguments[1:])
     print(f"tfrl {__version__}. Each command has --help:\n")
     for module in COMMANDS:

@@ -43,7 +43,7 @@ complete -o bashdefault -o default -F _tfrl python python3 tfrl
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the script; returns the exit code."""
-    if any(a in ("-h", "--help") for a in arguments):
+    if any(a in ("-h", "--help", "--help-all") for a in arguments):
         print('usage: eval "$(python -m tfrl.completion)", for example in ~/.bashrc')
         return 0
     if arguments:

@@ -20,7 +20,7 @@ import numpy as np
 from tfrl.algorithms.acting import SavedPolicy
 from tfrl.cli import signals
 from tfrl.cli.errors import SettingsError, TrainingError, UserError
-from tfrl.cli.flags import coerce, flag, nearest
+from tfrl.cli.flags import coerce, flag, setting_hint
 from tfrl.cli.streams import quiet_start
 from tfrl.config import run_folder
 from tfrl.config.run import RLSettings
@@ -320,7 +320,7 @@ def _values(command: Command, env: str | MakeEnv | None, settings: Mapping[str, 
     for given, value in settings.items():
         name = aliases.get(given, given)
         if name not in kinds or name == "print_config":
-            name_of_command, hint = command.reader.command.rpartition(".")[2], nearest(name, kinds)
+            name_of_command, hint = command.reader.command.rpartition(".")[2], setting_hint(name, kinds)
             raise UserError(f"{name_of_command} has no setting {given}{hint}.")
         found[name] = coerce(value.item() if isinstance(value, np.generic) else value, kinds[name], given)
     return found

@@ -68,7 +68,10 @@ def test_1_2_and_4_replicas_give_equal_results(tmp_path, flags):
 
 
 @pytest.mark.parametrize("share", ["--share-torso", "--no-share-torso"])
-@pytest.mark.parametrize("activation", ["tanh", "relu,elu", "elu", "silu,tanh"])
+@pytest.mark.parametrize(
+    "activation",
+    ["tanh", "relu,elu", "silu,tanh", "sigmoid,leaky_relu", "selu,softplus", "softsign,relu6", "gelu,mish"],
+)
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_numpy_acts_as_tensorflow_does(tmp_path, env, activation, share):
     agent = make(tmp_path, "--env", env, *SHORT, "--activation", activation, share).agent

@@ -139,7 +139,7 @@ def test_an_evaluation_leaves_the_rest_of_a_gpu_to_others_and_computes_in_float3
     import tensorflow as tf
 
     grown = []
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a GPU"] * (kind == "GPU"))
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"] * (kind == "GPU"))
     monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda *how: grown.append(how))
     tf.config.experimental.enable_tensor_float_32_execution(True)
     assert evaluate.main([str(run), "--episodes", "1", "--precision", "float32"]) == 0

@@ -164,7 +164,7 @@ def test_a_settings_file_has_help_as_comments_and_is_read_back_unchanged(tmp_pat
     text = to_yaml(settings)
     path = settings_file(tmp_path, text)
     assert reader.from_yaml(path) == settings and reader.parse(["--config", path]) == settings
-    lines = text.splitlines()
+    lines = text.replace("'yes':", "yes:").splitlines()  # to YAML, an unquoted `yes` is no text
     fields = [field.name for field in dataclasses.fields(settings)]
     assert [line.partition(":")[0] for line in lines if line and line[0] not in "# "][
         -len(fields) :
@@ -244,6 +244,14 @@ def test_the_command_tfrl_runs_each_command_of_the_package():
     assert "absent_module:Mine cannot be imported here" in refusal(overview.main, ["absent_module:Mine"])
 
 
+def test_an_unknown_command_module_gives_a_one_sentence_error():
+    done = subprocess.run(
+        [sys.executable, "-m", "tfrl.a2c", "--env", "catch"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and done.stderr.startswith("error: there is no command a2c; known: ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_settings_import_neither_tensorflow_nor_envs():
     code = "import sys, tfrl.algorithms.ppo, tfrl.run.folder; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -274,7 +282,7 @@ BAD_FLAGS = [
     ("--lr --gamma 1", "--lr needs a value."),
     ("--lr fast", "--lr must be a number; got 'fast'."),
     ("--num-envs 1.5", "--num-envs must be a whole number; got '1.5'."),
-    ("--num-envs inf", "--num-envs must be a whole number; got 'inf'."),
+    ("--num-envs inf", "--num-envs must be a whole number; got inf."),
     ("--anneal-lr=perhaps", "--anneal-lr must be true or false; got 'perhaps'."),
     ("--no-anneal-lr=true", "--no-anneal-lr takes no value; got 'true'."),
     ("--anneal-lr False", "'False' is not a flag"),
@@ -356,7 +364,7 @@ BAD_FILES = [
     ("num_envs: .inf", "must be a whole number; got inf."),
     ("clip_value: 1", "must be true or false; got 1."),
     ("env: 5", "must be text; got 5."),
-    ("resume: no", "must be one of auto, never, must; got False."),
+    ("resume: no", "must be one of auto, never, must, restart; got False."),
     ("preset: [easy]", "must be one of openai-easy"),
     ("gamma: 2", "--gamma must be at least 0 and at most 1; got 2.0."),
     ("env: [", "is not valid YAML (line 1)."),

@@ -79,6 +79,10 @@ def test_exploration_falls_in_a_line_and_stays():
     assert epsilon("linear", 0.0, 0.5, 1, 2) == 0.25  # it may rise, too
 
 
-def test_exploration_falls_by_the_same_factor_and_stays():
-    shares = [epsilon("exponential", 1.0, 0.0625, step, 4) for step in range(6)]
-    assert shares == pytest.approx([1.0, 0.5, 0.25, 0.125, 0.0625, 0.0625], rel=1e-12)
+def test_exponential_exploration_has_a_time_constant():
+    """end + (start - end) exp(-t / tau), as in JoyRL."""
+    shares = [epsilon("exponential", 0.95, 0.01, step, 500) for step in (0, 1, 500, 5000)]
+    expected = [0.01 + 0.94 * math.exp(-t / 500) for t in (0, 1, 500, 5000)]
+    assert shares == pytest.approx(expected, rel=1e-12)
+    assert epsilon("exponential", 1.0, 0.0, 500, 500) == pytest.approx(math.exp(-1))
+    assert epsilon("exponential", 1.0, 0.05, 0, 0) == 0.05

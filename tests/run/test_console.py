@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import rich.console
 
+from tfrl.cli.flags import ENDLESS
 from tfrl.run.console import Console, Progress, _render, duration
 
 ROOT = Path(__file__).parents[2]
@@ -330,3 +331,9 @@ def test_the_last_line_has_the_speed_of_the_whole_run_once(capsys):
     console.start(Progress(1000))
     console.stop()
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_run_without_an_end_shows_neither_a_share_nor_the_time_left():
+    progress = Progress(ENDLESS, 0)
+    progress.finish_update(1000, {"time/env_steps_per_second": 50.0})
+    assert progress.line() == "endless | 1,000 env steps | 50 steps/s | ETA -- | starting"

@@ -412,11 +412,6 @@ def test_the_row_of_an_iteration_has_its_metrics(dqn):
             ["--batch-size", "64", "--replay-size", "63"],
             "--batch-size must be at most --replay-size",
         ),
-        (
-            "dqn",
-            ["--exploration-decay", "exponential", "--exploration-end", "0"],
-            "--exploration-decay exponential needs --exploration-start and --exploration-end above 0",
-        ),
         ("dqn", ["--critic-lr", "1e-3"], "--critic-lr has no effect here: there is no actor"),
         ("dqn", ["--priority-beta", "0.5"], "--priority-beta has no effect without --prioritized"),
         ("sac", ["--alpha", "1", "--entropy-target", "-2"], "--entropy-target has no effect with a fixed"),

@@ -63,7 +63,7 @@ def test_the_features_are_those_of_this_cpu():
 def test_on_a_gpu_its_compute_capability_decides(tmp_path, monkeypatch, capability, expected):
     """A fake GPU stands beside a CPU for which auto would choose otherwise."""
     details = {} if capability is None else {"compute_capability": capability}
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: ["gpu"])
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda _: ["gpu"])
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda _: details)
     other = ("avx2",) if expected == "bfloat16" else ("amx_bf16",)
     assert resolve_precision("auto", cpuinfo(tmp_path, *other)) == expected

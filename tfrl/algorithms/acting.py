@@ -352,7 +352,7 @@ class SavedPolicy(Behavior):
         self, source: PolicySource, precision: Precision | Literal["run"] = "run", *, greedy: bool = False
     ) -> None:
         set_up_tensorflow()
-        if not tf.config.list_physical_devices("GPU"):
+        if not machine.gpus():
             machine.one_thread_each()
         config = source.config
         wanted = config.precision if precision == "run" else precision

@@ -50,6 +50,8 @@ class Rollouts(ScheduledLearning):
     computes it from the observation."""
     normalize_rewards: bool = True
     """Divide rewards by the running standard deviation of the discounted return."""
+    reward_norm_gamma: Annotated[float, FRACTION] = 0.99
+    """Discount of that return. As in OpenAI Baselines, it does not follow --gamma."""
     normalize_observations: bool = False
     """Normalise vectors by their running mean and standard deviation. All workers have the same statistics,
     and the policy contains them."""
@@ -66,6 +68,14 @@ class RolloutSettings(Network, Rollouts, DistributedSettings):
     def steps_per_update(self) -> int:
         """Env steps of one update, all workers together."""
         return self.num_envs * self.num_steps
+
+    @property
+    def ineffective(self) -> dict[str, str]:
+        """Settings without an effect by name, each with the reason."""
+        found = super().ineffective
+        return (
+            found if self.normalize_rewards else found | {"reward_norm_gamma": "without --normalize-rewards"}
+        )
 
     def make_network(self, precision: str) -> Any:
         """Makes an actor and a critic."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -9,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from tfrl.algorithms.replay import DEFAULTS, ReplayAgent, ReplayLearning, ReplaySettings, Rows
-from tfrl.cli.errors import UserError
 from tfrl.cli.flags import FRACTION, NATURAL
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Task, Torso
@@ -37,24 +37,24 @@ class DQN:
     exploration_end: Annotated[float, FRACTION] = 0.05
     """Share of random actions after --exploration-steps."""
     exploration_steps: Annotated[int, NATURAL] = 10_000
-    """Env steps until the share of random actions is --exploration-end."""
+    """Env steps until the share of random actions is --exploration-end; with --exploration-decay exponential,
+    the time constant tau."""
     exploration_decay: Literal["linear", "exponential"] = "linear"
-    """The share of random actions falls by the same amount at each step (linear), or by the same factor."""
+    """Decay of the share of random actions from start to end. linear: by the same amount at each env step;
+    exponential: end + (start - end) exp(-t / tau) after t env steps, with --exploration-steps as tau."""
 
 
 def epsilon(kind: str, start: float, end: float, step: int, steps: int) -> float:
-    """The share of random actions: from `start` to `end` over `steps`, then `end`.
+    """The share of random actions after `step` env steps.
 
     Mnih et al. 2015, Nature 518, extended data table 1: linear from 1 to 0.1 over a million frames.
 
-    `kind` is "linear", or "exponential": each env step multiplies the share by the same factor, which needs
-    ends above 0.
+    `kind` is "linear": from `start` to `end` over `steps`, then `end`; or "exponential", with `steps` as the
+    time constant.
     """
-    if step >= steps:
-        return end
-    if kind == "exponential":
-        return start * (end / start) ** (step / steps)
-    return start + (end - start) * (step / steps)
+    if kind == "exponential" and steps:
+        return end + (start - end) * math.exp(-step / steps)
+    return end if step >= steps else start + (end - start) * (step / steps)
 
 
 _DEFAULTS = {
@@ -167,15 +167,6 @@ class Config(DQN, ReplaySettings):
         from tfrl.networks import actors
 
         return actors.QNetwork(self, precision, dueling=self.dueling, epsilon=self.exploration_end)
-
-    def check(self) -> None:
-        """Raises UserError for the first setting that cannot work on any machine."""
-        super().check()
-        ends = self.exploration_start, self.exploration_end
-        if self.exploration_decay == "exponential" and not min(ends):
-            raise UserError(
-                "--exploration-decay exponential needs --exploration-start and --exploration-end above 0."
-            )
 
 
 class DQNAgent(ReplayAgent):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
+from rich import filesize
 
 from tfrl.algorithms import ppo
 from tfrl.algorithms.actor_critic import units_of_part
@@ -116,6 +117,18 @@ class Config(PPG, ppo.Config):
         """Samples of a gradient step of the auxiliary phase, all workers together."""
         return self.steps_per_update // self.aux_minibatches
 
+    @property
+    def phase_bytes(self) -> int:
+        """The most bytes of rollouts on disk: those of this phase, and of phases that checkpoints need."""
+        observation, action = registry.specs(self)
+        # Observations, targets, logits and memory of each env step.
+        each = math.prod(observation.shape) * np.dtype(observation.dtype).itemsize
+        each += 4 + 4 * action.encoded_size
+        each += 4 * (self.remembered_size + 1) if self.memory != "none" else 0
+        older = -(-self.keep_checkpoints * self.checkpoint_every // self.policy_updates)
+        rollouts = (1 + min(self.keep_checkpoints, older)) * self.policy_updates
+        return min(rollouts, self.num_updates) * self.steps_per_update * each
+
     def make_network(self, precision: str) -> Any:
         """Makes an actor and a critic, and the auxiliary value head."""
         from tfrl.networks.actor_critic import PhasicActorCritic
@@ -189,9 +202,12 @@ class PPGAgent(PPOAgent):
     def summary(self) -> dict[str, str]:
         """Descriptions of a phase, by title."""
         config, each = self._config, self._config.policy_updates
-        phases = f"{config.num_updates // each} in all, one every {each} updates"
+        phases = f"one every {each} updates"
+        if not config.is_endless:
+            phases = f"{config.num_updates // each} in all, {phases}"
         passes = f"{config.aux_epochs} epochs of minibatches of {config.auxiliary_rows:,}"
-        return super().summary | {"auxiliary phase": f"{phases}: {passes}"}
+        disk = f"up to {filesize.decimal(config.phase_bytes)} of rollouts in {config.run_dir / 'phase'}"
+        return super().summary | {"auxiliary phase": f"{phases}: {passes}", "disk and its cache": disk}
 
     def _estimates(self, rollout: Rollout, values: np.ndarray, starts: Any) -> Estimates:
         estimated = super()._estimates(rollout, values, starts)

@@ -257,8 +257,8 @@ class Config(PPO, LevelReplay, RolloutSettings):
 
     @classmethod
     def derive(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings that follow from the given ones and replace those of the preset."""
-        found: dict[str, Any] = {}
+        """Settings that follow from the given ones and replace those of the preset. Raises UserError."""
+        found = super().derive(given)
         if "anneal_lr" in given:
             found["lr_schedule"] = "linear" if given["anneal_lr"] else "constant"
         if "num_minibatches" in given:
@@ -276,6 +276,11 @@ class Config(PPO, LevelReplay, RolloutSettings):
             raise UserError(
                 f"--anneal-lr means --lr-schedule linear, but --lr-schedule is {self.lr_schedule}; give "
                 "one of the two."
+            )
+        if (self.rows_per_step if self.normalize_advantages == "minibatch" else self.steps_per_update) == 1:
+            raise UserError(
+                f"a {self.normalize_advantages} of one sample normalises its advantage to 0, so nothing is "
+                "learned: give fewer --num-minibatches, or more --num-steps or --num-envs."
             )
         if self.critic_lr is not None and self.share_torso:
             raise UserError(

@@ -51,7 +51,7 @@ class REINFORCE(Learning):
 class Observers(NoResult):
     """The processes that step the envs. The result does not depend on their number."""
 
-    observers: Annotated[int, Range(0, 1024)] = 2
+    observers: Annotated[int, Range(0, 1024)] = 0
     """Processes on Ray that step the envs; each has its share. 0: this process steps them."""
     observer_timeout: Annotated[float, TIMEOUT] = 60.0
     """Replace an observer that takes more seconds than this for an answer."""
@@ -62,6 +62,7 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
     "tutorial": {
         "total_steps": 1_000_000,
         "num_envs": 4,
+        "observers": 2,
         "max_steps": 5000,
         "torso": "mlp",
         "hidden": "128",
@@ -76,7 +77,8 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 _SUMMARIES = {
     "default": "solves CartPole-v1",
-    "tutorial": "PyTorch's RPC tutorial: one hidden layer of 128 with dropout. Three things differ: gamma "
+    "tutorial": "PyTorch's RPC tutorial: one hidden layer of 128 with dropout, and two observers on "
+    "Ray, which must be installed. Three things differ: gamma "
     "is 0.99 where the tutorial has 0.1; the loss is a mean where the tutorial has a sum, which makes no "
     "difference to Adam; the tutorial's returns continue over the ends of episodes",
 }
@@ -141,6 +143,11 @@ class Config(Observers, REINFORCE, RLSettings):
             raise UserError(
                 f"--num-envs {self.num_envs} x --max-steps {self.max_steps} = {self.steps_per_update} is "
                 f"more than {MOST}, the most env steps of one update."
+            )
+        if self.steps_per_update == 1:
+            raise UserError(
+                "an update of one env step normalises its return to 0, so nothing is learned: give more "
+                "--max-steps or --num-envs."
             )
         if self.observers and self.num_envs % self.observers:
             raise UserError(

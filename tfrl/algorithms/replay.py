@@ -456,7 +456,10 @@ class ReplayAgent(Agent):
         arguments, rows, steps_done, count = prepared
         if self._traced_steps is None:
             # A run has one trace, and TensorFlow's own search for it takes longer than a small network.
-            self._traced_steps = self._compiled_steps.get_concrete_function(*arguments)
+            # With --eager it has none.
+            self._traced_steps = self._compiled_steps
+            if not tf.config.functions_run_eagerly():
+                self._traced_steps = self._compiled_steps.get_concrete_function(*arguments)
         if self._numpy_acts_meanwhile:
             self.acting.keep_weights()
         done, sums, errors, vectors = self._traced_steps(*arguments)

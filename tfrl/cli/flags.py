@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import functools
 import json
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import yaml
 
 from tfrl.cli.errors import UserError
+from tfrl.cli.other_systems import other_name
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -31,13 +33,37 @@ def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
+def setting_hint(word: str, kinds: Iterable[str], likeness: float = 0.6) -> str:
+    """A hint for an unknown setting: its name here, if other systems call it `word`; otherwise the nearest.
+
+    Args:
+      word: as the user wrote it: a flag, or the name of a field.
+      kinds: the settings of the command, and their aliases.
+      likeness: as in `nearest`.
+    """
+    known = list(kinds)
+    if hint := other_name(word, known):
+        return hint if word.startswith("--") else re.sub(r"(?<=mean )--(\S+?)(?=[ ?])", _as_field, hint)
+    return nearest(word, map(flag, known) if word.startswith("--") else known, likeness)
+
+
+def _as_field(found: re.Match[str]) -> str:
+    return found[1].replace("-", "_")
+
+
 def flag(name: str) -> str:
     """The field's flag: `num_envs` gives `--num-envs`."""
     return "--" + name.replace("_", "-")
 
 
+ENDLESS = 10**15
+"""The whole number that `inf` stands for, as in --total-steps inf."""
+
+
 def shown(value: Any) -> str:
     """A value in a sentence; a long one is shortened."""
+    if value == ENDLESS:
+        return "inf"
     try:
         text = repr(value)
     except ValueError:  # Python refuses to print integers of thousands of digits
@@ -89,6 +115,8 @@ def _convert(value: Any, kind: type) -> Any:
             converted = json.loads(value if isinstance(value, str) else json.dumps(value, allow_nan=False))
         except TypeError:
             raise ValueError from None
+    elif kind is int and str(value).lower() in ("inf", "infinity"):
+        converted = ENDLESS
     elif kind in (int, float):
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError
@@ -166,7 +194,7 @@ def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str], l
     name = aliases.get(name, name)
     if name in kinds or is_switch(kinds.get(name.removeprefix("no_"))):
         return name
-    hint = nearest(spelled, map(flag, [*kinds, *aliases]), 0.7)  # --learning-rate is not like --learners
+    hint = setting_hint(spelled, [*kinds, *aliases], 0.7)  # --learning-rate is not like --learners
     raise UserError(f"there is no flag {spelled}{hint}; {lists} lists them.")
 
 
@@ -183,19 +211,22 @@ def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | 
         raise UserError(f"cannot read the settings file {path}: {reason}.") from None
     loader = yaml.SafeLoader(text)
     values: dict[str, Any] = {}
+    unknown: list[str] = []
 
     def add(section: yaml.MappingNode) -> None:
         # `yaml.safe_load` would give a dict, which keeps the last of two equal keys in silence.
         for key_node, value_node in section.value:
             key = loader.construct_object(key_node, deep=True)
-            name = aliases.get(name := str(key).replace("-", "_"), name)
+            # To YAML, an unquoted `yes` is no text.
+            spelled = key_node.value if isinstance(key_node, yaml.ScalarNode) else str(key)
+            name = aliases.get(name := spelled.replace("-", "_"), name)
             if isinstance(value_node, yaml.MappingNode) and name not in kinds:
                 add(value_node)
                 continue
             value = loader.construct_object(value_node, deep=True)
             if name not in kinds:
-                hint = nearest(name, [*kinds, *aliases])
-                raise UserError(f"{path} has an unknown setting {key!r}{hint}.")
+                unknown.append(f"{key!r}{setting_hint(name, [*kinds, *aliases])}")
+                continue
             if name in values:
                 raise UserError(f"{path} gives {name} twice; leave one out.")
             values[name] = coerce(value, kinds[name], f"{key} in {path}")
@@ -210,6 +241,11 @@ def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | 
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
         raise UserError(f"the settings file {path} is not valid YAML{line}.") from None
+    if len(unknown) == 1:
+        raise UserError(f"{path} has an unknown setting {unknown[0]}.")
+    if unknown:
+        lines = "".join(f"\n  {name}." for name in unknown)
+        raise UserError(f"{path} has {len(unknown)} unknown settings:{lines}")
     return values
 
 
@@ -256,6 +292,8 @@ def check_ranges(config: DataclassInstance) -> None:
     for name, kind in field_types(type(config)).items():
         value = getattr(config, name)
         for allowed in getattr(kind, "__metadata__", ()):
+            if value == ENDLESS and not allowed.holds(value):
+                raise UserError(f"{flag(name)} must be a whole number; got inf.")
             if value is not None and not allowed.holds(value):
                 raise UserError(f"{flag(name)} must be {allowed}; got {shown(value)}.")
 
@@ -277,12 +315,12 @@ def parse(options: type[Options], argv: Sequence[str], usage: str, summary: str)
 
     Args:
       options: a dataclass, one flag a field; the text under a field is its help.
-      argv: the arguments. --help prints the help and raises SystemExit(0).
+      argv: the arguments. --help and --help-all print the same help and raise SystemExit(0).
       usage, summary: for the help.
 
     Raises UserError for an unknown flag, a value of another type, or a number outside its range.
     """
-    if any(token in ("-h", "--help") for token in argv):
+    if any(token in ("-h", "--help", "--help-all") for token in argv):
         import tyro
 
         config = (tyro.conf.UseAppendAction,)

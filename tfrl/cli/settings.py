@@ -11,7 +11,9 @@ import dataclasses
 import functools
 import inspect
 import json
+import math
 import os
+import re
 import sys
 import textwrap
 import typing
@@ -29,6 +31,7 @@ from tfrl import __version__
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import (
     COUNT,
+    ENDLESS,
     NATURAL,
     TIMEOUT,
     TIMEOUT_OR_NONE,
@@ -75,6 +78,16 @@ class Hardware(NoResult):
     micro_batch: Annotated[int, NATURAL] = 0
     """Compute gradients in parts of this many samples, and sum them. The gradient step is the same; smaller
     parts need less memory. 0: chosen for speed."""
+    device: str = "auto"
+    """cpu, gpu (all GPUs, at least one), or gpu:NUMBER (this one, counted from 0). auto: the GPUs if there
+    are any."""
+    threads: Annotated[int, Range(0, 1024)] = 0
+    """Threads of this process that compute on a CPU. The result does not depend on their number, up to
+    rounding where a gradient step is not computed in parts. 0: one for each core, or
+    TF_NUM_INTRAOP_THREADS."""
+    eager: bool = False
+    """Run TensorFlow's functions eagerly, for debugging with print and breakpoints: much slower, and equal up
+    to rounding."""
     communication: Literal["auto", "ring", "nccl"] = "auto"
     """Transport of gradients between workers: ring (any device) or nccl (GPUs); auto: TensorFlow chooses."""
     cluster_timeout: Annotated[float, TIMEOUT] = 120.0
@@ -93,13 +106,18 @@ class Run(NoResult):
     run_name: str | None = None
     """Name of the run's folder. None: it follows from other settings, so that the same command continues its
     run."""
-    resume: Literal["auto", "never", "must"] = "auto"
+    resume: Literal["auto", "never", "must", "restart"] = "auto"
     """auto: continue the run in the folder if it has a checkpoint; never: refuse an existing run; must:
-    refuse to begin a new run."""
+    refuse to begin a new run; restart: delete the run in the folder, after a question, and begin anew."""
+    yes: bool = False
+    """Answer the question of --resume restart with yes, which is necessary without a terminal."""
     checkpoint_every: Annotated[int, COUNT] = 10
     """Updates between checkpoints."""
     keep_checkpoints: Annotated[int, COUNT] = 3
     """Number of checkpoints to keep."""
+    log_level: Literal["error", "warning", "info", "debug"] = "warning"
+    """Messages of TensorFlow and Python's logging that are shown: only errors, also warnings, also
+    information, or all. debug also shows each phase of the run."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +135,7 @@ _CHANGED_FIRST = frozenset(
     ("env", "preset", "total_steps", "seed", "num_envs", "num_steps", "lr", "gamma", "torso", "hidden")
     + ("memory", "epochs", "num_minibatches", "entropy_coef", "batch_size", "replay_size", "train_every")
     + ("batch_episodes", "normalize_observations", "eval_every", "logdir", "run_name", "resume", "replicas")
-    + ("actors", "observers", "model", "dataset", "augment", "config", "print_config")
+    + ("actors", "observers", "model", "dataset", "augment", "config", "print_config", "device")
 )
 """Names of the settings that people change first. --help shows only them; --help-all shows all settings."""
 
@@ -168,6 +186,8 @@ class Settings(Run, Hardware, ABC):
         """Raises UserError for the first setting that cannot work on any machine."""
         check_ranges(self)
         _check_folder_names(self)
+        if not re.fullmatch(r"auto|cpu|gpu(:\d{1,4})?", self.device):
+            raise UserError(f"--device must be auto, cpu, gpu or gpu:NUMBER; got {shown(self.device)}.")
         if self.strategy == "one-device" and self.replicas > 1:
             raise UserError(f"--strategy one-device has one replica; got --replicas {self.replicas}.")
 
@@ -396,6 +416,7 @@ def to_yaml(config: Settings) -> str:
     lines = [f"algorithm: {config.algorithm}\n", f"{_WRITTEN_BY}{__version__}\n"]
     texts = _help_of_fields(type(config))
     for name, value in dataclasses.asdict(config).items():
+        value = math.inf if value == ENDLESS else value
         comment = textwrap.wrap(texts.get(name, ""), _COMMENT_WIDTH, break_on_hyphens=False)
         lines += ["\n", *(f"# {line}\n" for line in comment), yaml.safe_dump({name: value})]
     return "".join(lines)

@@ -5,6 +5,7 @@ screen.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import sys
@@ -87,12 +88,36 @@ class Unbreakable:
 # TensorFlow's noise
 
 
+def set_log_level(name: str) -> None:
+    """Shows messages of Python's logging and of TensorFlow from --log-level on; warning changes nothing.
+
+    Call it before TensorFlow is imported.
+    """
+    if name == "warning":
+        return
+    logging.basicConfig(level=name.upper())
+    logging.getLogger().setLevel(name.upper())
+    logging.getLogger("tensorflow").setLevel(name.upper())
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells of each font
+    if shows_information():
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"
+
+
+def shows_information() -> bool:
+    """True if --log-level is info or debug."""
+    return logging.NOTSET < logging.getLogger("tensorflow").level < logging.WARNING
+
+
 @contextlib.contextmanager
 def quiet_start() -> Iterator[None]:
     """Removes TensorFlow's known noise from stderr within the context, at whose end it shows the rest.
 
     Some lines come before TensorFlow reads TF_CPP_MIN_LOG_LEVEL, so the file descriptor is redirected.
+    With --log-level info or debug, nothing is removed.
     """
+    if shows_information():
+        yield
+        return
     _flush()
     saved = os.dup(2)
     with _temporary_file() as held:

@@ -94,7 +94,7 @@ class DistributedSettings(Actors, Learners, Lag, ScheduledLearning, RLSettings):
     def inherit_from_run(self) -> dict[str, Any]:
         """The lag and the number of envs of the run in the folder, if it has this algorithm."""
         file = self.run_dir / SETTINGS_FILE
-        if self.resume == "never" or not file.is_file() or algorithm_of(file) != self.algorithm:
+        if self.resume in ("never", "restart") or not file.is_file() or algorithm_of(file) != self.algorithm:
             return {}
         try:
             there = from_yaml(file)

@@ -12,13 +12,15 @@ import numpy as np
 import resnet
 from tfrl.cli import settings
 from tfrl.cli.errors import EnvError, UserError
-from tfrl.cli.flags import ANY, COUNT, FRACTION, MOST, NATURAL, POSITIVE, WIDTH, Range, flag, nearest
+from tfrl.cli.flags import ANY, COUNT, ENDLESS, FRACTION, MOST, NATURAL, POSITIVE, WIDTH, Range, flag, nearest
 from tfrl.cli.settings import Settings, expand_home
 from tfrl.envs import callables, registry
 from tfrl.envs.spec import ActionSpec, Box, EnvSettings
 from tfrl.ops import optimizers
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from typing_extensions import Self
 
 
@@ -36,7 +38,13 @@ DECIDE_MEMORY = ("memory_size", "memory_inputs", "sequence_length")
 """Settings that have an effect only with --memory."""
 
 _MOST_LAYERS, _MOST_UNITS = 16, 65_536
-_ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu")
+ACTIVATIONS = (
+    *("tanh", "relu", "elu", "gelu", "silu", "celu", "exponential", "hard_shrink", "hard_sigmoid"),
+    *("hard_silu", "hard_swish", "hard_tanh", "leaky_relu", "linear", "log_sigmoid", "log_softmax", "mish"),
+    *("relu6", "selu", "sigmoid", "soft_shrink", "softmax", "softplus", "softsign", "sparse_plus"),
+    *("sparse_sigmoid", "sparsemax", "squareplus", "swish", "tanh_shrink", "threshold"),
+)
+"""Keras's names of activation functions, except glu, which halves a layer."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +61,8 @@ class Torso:
     hidden: str = "64,64"
     """Units of each layer of mlp."""
     activation: str = "tanh"
-    """Activation function of mlp: tanh, relu, elu, gelu or silu. Give one name for all layers, or one for
-    each layer of --hidden: relu,tanh for example."""
+    """Activation function of mlp, by its name in Keras: tanh, relu, elu, gelu, silu, sigmoid, leaky_relu, ...
+    Give one name for all layers, or one for each layer of --hidden: relu,tanh for example."""
 
     @property
     def hidden_units(self) -> tuple[int, ...]:
@@ -74,9 +82,11 @@ class Torso:
         """The activation of each layer of mlp. Raises UserError if --activation is no such list."""
         names, layers = self.activation.replace(" ", "").split(","), len(self.hidden_units)
         for name in names:
-            if name not in _ACTIVATIONS:
-                hint = nearest(name, _ACTIVATIONS)
-                raise UserError(f"--activation {name} is unknown{hint}; known: {', '.join(_ACTIVATIONS)}.")
+            if name not in ACTIVATIONS:
+                known = f"{', '.join(ACTIVATIONS[:5])} and the other names of Keras"
+                raise UserError(
+                    f"--activation {name} is unknown{nearest(name, ACTIVATIONS)}; known: {known}."
+                )
         if len(names) not in (1, layers):
             raise UserError(
                 f"--activation must be one name, or one for each of the {layers} layers of --hidden "
@@ -193,11 +203,17 @@ class Task(EnvSettings):
     """Number of procgen's training levels; 0: all levels."""
     start_level: Annotated[int, NATURAL] = 0
     """The first training level; needs --num-levels."""
-    total_steps: Annotated[int, Range(1, 1e15)] = 25_000_000
+    total_steps: Annotated[int, Range(1, ENDLESS)] = 25_000_000
     """Length of the run in env steps, all workers together, rounded up to whole updates. 1e6 and 1_000_000
-    are the same."""
-    max_episodes: Annotated[int | None, COUNT] = None
-    """End the run as complete when this many training episodes have ended; None: never."""
+    are the same. With --frame-skip, a step of the agent counts as one. inf: endless."""
+    total_frames: Annotated[int | None, Range(1, ENDLESS)] = None
+    """Length of the run in frames of the env, instead of --total-steps: with --frame-skip, a step of the
+    agent counts as that many. config.yaml has --total-steps."""
+    max_episodes: Annotated[int | None, Range(-1, MOST)] = None
+    """End the run as complete at the env step at which this many training episodes have ended (with replay,
+    at the end of the iteration if envs are stepped while the network learns). Algorithms that learn from
+    rollouts do not learn from the last rollout if it is cut. None: never. -1: never, and --total-steps is inf
+    unless it is given."""
     solved_at: Annotated[float | None, ANY] = None
     """End the run as complete when the mean return of the last 100 episodes is this or more; None: never."""
     reward_scale: Annotated[float, POSITIVE] = 1.0
@@ -345,6 +361,28 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         """The learner's rewards, float32, before any normalisation, from the env's rewards, float32."""
         return rewards * np.float32(self.reward_scale) + np.float32(self.reward_shift)
 
+    @classmethod
+    def derive(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings that follow from the given ones and replace those of the preset. Raises UserError."""
+        found: dict[str, Any] = {}
+        if "total_steps" in given:
+            if given.get("total_frames") is not None:
+                raise UserError("--total-frames is another form of --total-steps; give one of the two.")
+            found["total_frames"] = None
+        elif given.get("max_episodes") == -1 and given.get("total_frames") is None:
+            found["total_steps"] = ENDLESS
+        return found
+
+    @property
+    def is_endless(self) -> bool:
+        """True if the run has no length."""
+        return self.total_steps >= ENDLESS
+
+    @property
+    def depends_on_length(self) -> bool:
+        """True if --total-steps changes the training, for example by a falling learning rate."""
+        return False
+
     @property
     def default_run_name(self) -> str:
         """The name of a run without --run-name. The same command gets the same name, so that it resumes."""
@@ -430,11 +468,24 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         }
         if isinstance(config, Network) and config.critic_torso is not None:
             changes["share_torso"] = False
+        if config.max_episodes == -1:
+            changes["max_episodes"] = None
+        if config.total_frames is not None:
+            frames = config.total_frames
+            steps = ENDLESS if frames == ENDLESS else -(-frames // registry.frames_per_step(config))
+            changes |= {"total_steps": steps, "total_frames": None}
         return super(RLSettings, dataclasses.replace(config, **changes)).complete()
 
     def check(self) -> None:
         """Raises UserError for the first setting of all algorithms that cannot work."""
         super().check()
+        if self.max_episodes == 0:
+            raise UserError("--max-episodes must be at least 1, or -1 for no limit; got 0.")
+        if self.is_endless and self.depends_on_length:
+            raise UserError(
+                "--total-steps inf needs settings that do not follow the length of the run, such as "
+                "--lr-schedule constant."
+            )
         check_task(self)
         action = registry.specs(self)[1]
         if not isinstance(action, self.action_spaces):

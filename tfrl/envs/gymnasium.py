@@ -28,7 +28,7 @@ from tfrl.envs.calls import (
 )
 from tfrl.envs.facts import facts_of
 from tfrl.envs.infos import METRICS, InfoSums, Sums
-from tfrl.envs.making import close, make_env
+from tfrl.envs.making import close, draw_off_screen, make_env
 from tfrl.envs.spec import (
     EnvSpec,
     Step,
@@ -41,7 +41,6 @@ LONGEST_REPLAY = 32_768
 """The longest episode, in steps, that can be replayed. Its actions take 128 kB per number of a Box, otherwise
 10 kB.
 """
-_FEW_CHANNELS = 16  # because the width of an image is larger
 
 
 class GymnasiumVec:
@@ -63,6 +62,8 @@ class GymnasiumVec:
 
     def __init__(self, spec: EnvSpec, indices: Sequence[int]) -> None:
         self.num_envs = len(indices)
+        if spec.render:  # before the first env is made, for the facts
+            draw_off_screen()
         name, kwargs = spec.env, json.dumps(dict(spec.env_kwargs), sort_keys=True)
         known = facts_of(spec)
         self.observation_spec, self.action_spec = known.specs(spec.action_masks)

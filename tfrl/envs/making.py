@@ -8,15 +8,18 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes.util
+import difflib
 import functools
 import importlib
 import importlib.util
 import inspect
+import io
 import json
 import os
+import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
@@ -25,6 +28,8 @@ from gymnasium.envs import registration
 from tfrl.cli.flags import nearest
 from tfrl.envs import atari, callables
 from tfrl.envs.calls import summary
+
+_DM_CONTROL = "shimmy"  # registers the envs of DeepMind Control
 
 
 def make_env(
@@ -51,13 +56,15 @@ def make_env(
         drawn.
     """
     options = json.loads(kwargs)
+    if render:
+        draw_off_screen()
+    elif _is_of_dm_control(env_id):
+        os.environ.setdefault("MUJOCO_GL", "disable")  # its drawing crashes in a process with TensorFlow
     if callables.is_name(env_id):
         make = callables.find(env_id)
         draws = render and "render_mode" in inspect.signature(make).parameters
     else:
         make, draws = _maker(env_id, options, frame_skip=frame_skip, unlimited=unlimited), render
-    if render:
-        _draw_off_screen()
     try:
         env = make(**options | ({"render_mode": "rgb_array"} if draws else {}))
         if not isinstance(env, gymnasium.Env):
@@ -94,14 +101,27 @@ def _maker(
     spec.order_enforce = False
     if unlimited:
         spec.max_episode_steps = None
-    obs_type = given.get("obs_type", spec.kwargs.get("obs_type"))
-    if spec.entry_point != "ale_py.env:AtariEnv" or obs_type == "ram":
+    if not _is_preprocessed(spec, given):
         return functools.partial(_registered, spec)
     if taken := atari.OPTIONS.keys() & given.keys():
         raise ValueError(f"the preprocessing of {env_id} sets {min(taken)}, so --env-kwargs cannot set it")
     return lambda **options: atari.preprocess(
         _registered(spec, **atari.OPTIONS, **options), frame_skip or atari.FRAME_SKIP
     )
+
+
+def _is_preprocessed(spec: registration.EnvSpec, given: Mapping[str, Any]) -> bool:
+    """True for an Atari game that shows images, which `atari.preprocess` changes."""
+    obs_type = given.get("obs_type", spec.kwargs.get("obs_type"))
+    return spec.entry_point == "ale_py.env:AtariEnv" and obs_type != "ram"
+
+
+def default_frame_skip(env_id: str, kwargs: Mapping[str, Any]) -> int:
+    """The frames of a step without --frame-skip; 1 for an env that does not exist."""
+    try:
+        return atari.FRAME_SKIP if _is_preprocessed(find_spec(env_id), kwargs) else 1
+    except ValueError:  # the task's own check reports it
+        return 1
 
 
 def _registered(spec: registration.EnvSpec, **options: Any) -> gymnasium.Env:
@@ -125,7 +145,7 @@ def _without_checks(env: gymnasium.Env) -> gymnasium.Env:
     return env
 
 
-def _draw_off_screen() -> None:
+def draw_off_screen() -> None:
     """Sets an off-screen renderer if there is no display and the user chose none.
 
     MuJoCo reads MUJOCO_GL at its import, and fails if the library is missing.
@@ -134,20 +154,28 @@ def _draw_off_screen() -> None:
         return
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # for pygame, which otherwise prints a warning
     libraries = {"egl": "EGL", "osmesa": "OSMesa"}
-    if "MUJOCO_GL" not in os.environ:
+    if os.environ.get("MUJOCO_GL", "disable") == "disable":
         found = next((name for name, library in libraries.items() if ctypes.util.find_library(library)), None)
         os.environ.update({"MUJOCO_GL": found} if found else {})
 
 
+def _is_of_dm_control(env_id: str) -> bool:
+    return env_id.rpartition(":")[2].startswith("dm_control/")
+
+
 def find_spec(env_id: str) -> registration.EnvSpec:
     """The registered spec of an id or `module:id`. Raises ValueError if it does not exist."""
-    module, _, name = env_id.rpartition(":")
-    if not module and name not in registration.registry and importlib.util.find_spec("ale_py"):
-        module = "ale_py"  # it registers Atari's games
+    given, _, name = env_id.rpartition(":")
+    module = given
+    if not module and name not in registration.registry:
+        plugin = _DM_CONTROL if _is_of_dm_control(name) else "ale_py"  # which registers Atari's games
+        module = plugin if importlib.util.find_spec(plugin) else ""
     if module:
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), contextlib.ExitStack() as quiet:
                 warnings.simplefilter("ignore")
+                if module == _DM_CONTROL:  # it imports the old gym, which prints a banner
+                    quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
                 imported = importlib.import_module(module)
         except Exception as error:  # a user's module may raise anything
             raise ValueError(
@@ -159,19 +187,42 @@ def find_spec(env_id: str) -> registration.EnvSpec:
         where = "" if ":" in env_id else f"; if your own module registers it, write MODULE:{name}"
         if name.startswith("ALE/") and not importlib.util.find_spec("ale_py"):
             where = "; Atari's games need: pip install ale-py 'opencv-python-headless<4.12'"
-        raise ValueError(f"there is no env {env_id!r}{did_you_mean(name)}{where}")
+        if _is_of_dm_control(name) and module != _DM_CONTROL:
+            where = "; the envs of dm_control need: pip install 'shimmy[dm-control]' 'mujoco<4'"
+        raise ValueError(f"there is no env {env_id!r}{did_you_mean(name, module=given)}{where}")
     return registration.registry[name]
 
 
-def did_you_mean(typed: str, others: Iterable[str] = ()) -> str:
-    """` (did you mean CartPole-v1?)` with the id or name that is closest to `typed`; "" if none is close."""
-    # Gymnasium's own functions only say why the env does not exist.
-    ids = (
-        s.id
-        for s in registration.registry.values()
-        if getattr(s.entry_point, "__module__", "") != "gymnasium.envs"
-    )
-    return nearest(typed, (*ids, *others))
+def did_you_mean(typed: str, others: Iterable[str] = (), *, module: str = "") -> str:
+    """` (did you mean CartPole-v1?)` with the id or name that is closest to `typed`; "" if none is close.
+
+    Ids are compared without their versions, because all ids that end in -v0 would be a little alike.
+
+    Args:
+      typed: an id, or another name.
+      others: further names.
+      module: of `module:typed`. Its own ids are preferred, and named with it.
+    """
+    found: dict[str, str] = {}  # ids by their names without version, in small letters; the newest version
+    for spec in sorted(registration.registry.values(), key=lambda spec: spec.version or 0):
+        point = spec.entry_point
+        root = (point if isinstance(point, str) else getattr(point, "__module__", "")).partition(":")[0]
+        # Gymnasium's own functions only say why the env does not exist.
+        if root == "gymnasium.envs":
+            continue
+        is_of_module = module and root.partition(".")[0] == module.partition(".")[0]
+        found[_stem(spec.id)] = f"{module}:{spec.id}" if is_of_module else spec.id
+    found |= {other.lower(): other for other in others}
+    if module:
+        own = {stem: name for stem, name in found.items() if name.startswith(f"{module}:")}
+        found = own if nearest(_stem(typed), own) else found
+    close = difflib.get_close_matches(_stem(typed), found, n=1)
+    return f" (did you mean {found[close[0]]}?)" if close else ""
+
+
+def _stem(env_id: str) -> str:
+    """An id without its version, in small letters."""
+    return re.sub(r"-v\d+$", "", env_id).lower()
 
 
 @contextlib.contextmanager

@@ -212,6 +212,17 @@ def frames_per_second(task: EnvSettings) -> float:
     return family(task.env).fps or facts.facts_of(task).fps / (task.frame_skip or 1)
 
 
+def frames_per_step(task: EnvSettings) -> int:
+    """The frames of the env in a step of the agent: --frame-skip, which is 4 by default for Atari's games."""
+    if task.frame_skip is not None:
+        return task.frame_skip
+    if family(task.env).names or callables.is_name(task.env):
+        return 1
+    from tfrl.envs.making import default_frame_skip
+
+    return default_frame_skip(task.env, task.env_kwargs)
+
+
 def reward_threshold(env: str) -> float | None:
     """The mean return at which an env counts as solved; None if Gymnasium has no threshold."""
     if family(env).names or callables.is_name(env):  # wrappers of a callable may have changed the rewards

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-_RETURN_GAMMA = 0.99  # from OpenAI Baselines' VecNormalize, which does not use the agent's gamma
 OBSERVATION_CLIP = 10.0
 _CLIP = 10.0
 _EPSILON = 1e-8
@@ -26,9 +25,14 @@ class RewardNormalizer:
     discounted return of every env, and the running moments of all these returns. The reward is then divided
     by their deviation, without subtracting a mean, and clipped to +-10. A return restarts with its episode.
     It works on whole rollouts of all envs, so every topology computes the same numbers.
+
+    Args:
+      num_envs: N.
+      gamma: the discount of the return. That of Baselines is 0.99 for any discount of the agent.
     """
 
-    def __init__(self, num_envs: int) -> None:
+    def __init__(self, num_envs: int, gamma: float = 0.99) -> None:
+        self._gamma = gamma
         self._returns = np.zeros(num_envs)
         self._count, self._mean, self._variance = 1e-4, 0.0, 1.0  # as in Baselines' RunningMeanStd
 
@@ -42,7 +46,7 @@ class RewardNormalizer:
         Returns:
           float32 [T, N].
         """
-        returns, self._returns = _running_sums(rewards, first, self._returns, _RETURN_GAMMA)
+        returns, self._returns = _running_sums(rewards, first, self._returns, self._gamma)
         variances = self._take_in(returns.mean(axis=1), returns.var(axis=1), returns.shape[1])
         # The division is in float32, as NumPy 1 divides a float32 array by a float64 scalar.
         deviations = np.sqrt(variances + _EPSILON).astype(rewards.dtype)

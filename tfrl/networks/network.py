@@ -202,13 +202,22 @@ class Functional(Packing):
 
 _CACHED_ROWS = 1024  # so many that a layer's outputs stay in the cache
 
-# These functions work in place. gelu is missing, because NumPy has no error function.
+# These functions may work in place. Networks with other functions of Keras act with TensorFlow: gelu, for
+# example, because NumPy has no error function.
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "linear": lambda x: x,
     "tanh": lambda x: np.tanh(x, out=x),
     "relu": lambda x: np.maximum(x, 0, out=x),
     "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
     "silu": lambda x: x / (1 + np.exp(-x)),
+    "sigmoid": lambda x: 0.5 + 0.5 * np.tanh(0.5 * x),
+    "leaky_relu": lambda x: np.maximum(x, np.float32(0.2) * x),  # Keras's slope
+    "relu6": lambda x: np.clip(x, 0, 6, out=x),
+    "selu": lambda x: (
+        np.float32(1.05070098) * np.where(x > 0, x, np.float32(1.67326324) * np.expm1(np.minimum(x, 0)))
+    ),
+    "softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
+    "softsign": lambda x: x / (1 + np.abs(x)),
 }
 
 

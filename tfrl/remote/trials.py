@@ -22,7 +22,7 @@ import numpy as np
 from tfrl import config as settings
 from tfrl.cli import signals
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.cli.flags import coerce, flag, nearest
+from tfrl.cli.flags import coerce, flag, setting_hint
 from tfrl.cli.settings import SETTINGS_FILE, Reader
 from tfrl.config.run import DECIDE_MLP, DECIDE_WEIGHTS, RLSettings
 from tfrl.envs.callables import is_name
@@ -261,7 +261,7 @@ def _named(text: str, reader: Reader, usage: str) -> tuple[str, str]:
     if name in _FIXED:
         raise UserError(f"{flag(name)} cannot be varied.")
     if name not in reader.flag_kinds:
-        hint = nearest(name, reader.flag_kinds)
+        hint = setting_hint(name, reader.flag_kinds)
         raise UserError(f"{text!r}: {reader.command} has no setting {word}{hint}.")
     return name, values
 

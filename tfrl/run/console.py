@@ -21,6 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tfrl.cli.flags import ENDLESS
 from tfrl.cli.streams import Unbreakable, tell
 
 _RATE_WINDOW = 32  # updates over which the time left is estimated
@@ -176,6 +177,10 @@ class Progress:
         self._marks.append((self._clock(), self.env_steps))
 
     @property
+    def _is_endless(self) -> bool:
+        return self.total_steps >= ENDLESS
+
+    @property
     def elapsed(self) -> float:
         """Seconds since this process began to train."""
         return self._clock() - self._started
@@ -199,18 +204,22 @@ class Progress:
         return min(self.env_steps, self.total_steps - 1) / self.total_steps
 
     def percent_text(self) -> str:
-        """Rounded down: 100% means done."""
+        """Rounded down: 100% means done; "endless" for a run without a length."""
+        if self._is_endless:
+            return "endless"
         return f"{math.floor(self.fraction * 1000) / 10:.1f}%"
 
     def steps_text(self) -> str:
         """Steps done and in all."""
+        if self._is_endless:
+            return f"{int(self.env_steps):,} {self._unit}"
         return f"{int(self.env_steps):,} / {self.total_steps:,} {self._unit}"
 
     def eta_text(self) -> str:
         """The time left, "ETA --" without an estimate, or the time that the run took."""
         if self.fraction == 1.0 or self.phase == "done":
             return f"took {duration(self.elapsed)}"
-        left = self.seconds_left
+        left = math.nan if self._is_endless else self.seconds_left
         return f"ETA {duration(left) if left > 0 else '--'}"
 
     def metric_texts(self) -> list[str]:
@@ -281,12 +290,12 @@ class _Plain(_View):
         self._stream = stream
         self._interval = interval
         self._lock = threading.Lock()
+        self._shown = ""  # the last line of the progress
         self._stopped = threading.Event()
-        self._shown = ""  # the last line of progress
         self._thread: threading.Thread | None = None
 
     def start(self, progress: Progress) -> None:
-        self._progress = progress
+        self._progress, self._shown = progress, ""
         self._stopped.clear()
         self._thread = threading.Thread(target=self._repeat, name="console", daemon=True)
         self._thread.start()

@@ -23,7 +23,7 @@ from tfrl.cli.errors import PeerError, UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.settings import SETTINGS_FILE, Settings, SettingsT, algorithm_of, is_of_earlier_version
 from tfrl.cli.streams import tell
-from tfrl.run import files
+from tfrl.run import files, restart
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.metrics import EPISODES_FILE, EVENT_FILES, PROGRESS_FILE, logged_steps
 from tfrl.workers.tf_config import RESTARTED, TFConfig
@@ -59,6 +59,10 @@ def check_run(config: SettingsT, read: Callable[[Path], SettingsT]) -> SettingsT
     """
     check_run_folder(config)
     run = config.run_dir
+    if config.resume == "restart":
+        if not holds_run(run):
+            _check_unused(run)
+        return config
     goes_on = has_checkpoint(run)
     if config.resume == "must" and not goes_on:
         raise UserError(f"--resume must found no checkpoint in {run}; leave --resume out to start this run.")
@@ -228,16 +232,32 @@ def take_run(
     other, because the workers of an earlier start may still be ending.
 
     Raises:
-      UserError: `check_run` raised it, or another process trains this run.
+      UserError: `check_run` raised it, another process trains this run, or --resume restart may not delete
+        it.
       PeerError: the chief waited too long. A restart of all workers may help.
     """
+    if config.resume == "restart":
+        restart.confirm(config, cluster, holds_run=holds_run(config.run_dir))
+        if cluster is not None and not cluster.is_chief:
+            # The chief deletes the old run before it meets this worker, which looks at no file until then.
+            check_run_folder(config)
+            yield dataclasses.replace(config, resume="auto", yes=False)
+            return
+        if restart.is_done(config.run_dir):
+            config = dataclasses.replace(config, resume="auto", yes=False)
     check_run(config, read)  # before anything is made
     with contextlib.ExitStack() as held:
         if cluster is None:
             held.enter_context(locked(config.run_dir))
         elif cluster.is_chief:
             held.enter_context(locked(config.run_dir, config.cluster_timeout))
-        yield check_run(config, read)  # read again, because no other process writes there now
+        if config.resume == "restart":
+            if holds_run(config.run_dir):
+                restart.remove_run(config.run_dir)
+            restart.note(config.run_dir)
+            yield dataclasses.replace(config, resume="auto", yes=False)
+        else:
+            yield check_run(config, read)  # read again, because no other process writes there now
 
 
 @contextlib.contextmanager

@@ -458,7 +458,8 @@ class Run(RunOfCallback):
         self._stopped = session.progress["stopped"] if self._users else None
         # A pending evaluation of the checkpoint is finished if progress.csv has its row.
         done = session.runtime.any_worker(session.runtime.is_chief and logged >= found.env_steps)
-        pending = session.progress["pending"]
+        # Without a cut rollout, whose evaluation it is, a run that goes on repeats that rollout first.
+        pending = session.progress["pending"] if self._steps_taken == found.env_steps else None
         # The last evaluation is repeated and replaces its row, because results.json needs all of its results.
         # An evaluation is also repeated if the callbacks of this checkpoint have not seen its update.
         if pending is not None and (not done or self._is_over or self._users):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import os
 import shlex
 import sys
@@ -115,6 +116,7 @@ class Session:
 
         The watchdog uses the name to know the first time of a phase, and how long a phase may take.
         """
+        logging.getLogger("tfrl").debug("%s%s", name, detail)
         self.console.phase(name + detail)
         self.watchdog.beat(name, self.step)
 

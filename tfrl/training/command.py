@@ -19,7 +19,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.settings import Reader
 from tfrl.cli.signals import held_back
-from tfrl.cli.streams import quiet_start
+from tfrl.cli.streams import quiet_start, set_log_level
 from tfrl.config import reader, reader_of
 from tfrl.config.distributed import LEARNER, DistributedSettings, check_ray, leads
 from tfrl.config.run import Network, RLSettings
@@ -27,8 +27,9 @@ from tfrl.envs import registry
 from tfrl.envs.callables import find, is_importable, is_name, search_path
 from tfrl.experience import replay, rollout
 from tfrl.networks.weights import check_start, check_torso
+from tfrl.run import restart
 from tfrl.run.callbacks import Callback
-from tfrl.run.folder import check_run_folder, has_checkpoint, take_run
+from tfrl.run.folder import check_run_folder, has_checkpoint, holds_run, take_run
 from tfrl.workers import tf_config
 from tfrl.workers.tf_config import TFConfig
 
@@ -72,6 +73,7 @@ class Command:
           callbacks: called by the loop in this process.
         """
         reader = self.reader
+        set_log_level(config.log_level)
         with endings.before_training():
             if callbacks and leads(config):
                 raise UserError(
@@ -89,6 +91,9 @@ class Command:
                 from tfrl.training.callbacks import follow
             return follow(config, has_callbacks=bool(callbacks))
         if leads(config):
+            if config.resume == "restart":  # the workers have no terminal
+                restart.confirm(config, None, holds_run=holds_run(config.run_dir))
+                arguments = [*arguments, "--yes"]
             return launch_workers(config, reader.command.removeprefix("python -m "), arguments)
         with self.open(config, callbacks) as run:
             return run.run()
@@ -183,7 +188,7 @@ def check(config: RLSettings, cluster: TFConfig | None = None) -> None:
     else:
         steps = config.steps_per_env * config.rollouts_held
         rollout.check_memory(registry.specs(config)[0], config.num_envs, steps, workers, here)
-    if has_checkpoint(config.run_dir):
+    if config.resume != "restart" and has_checkpoint(config.run_dir):
         return
     if config.start_from is not None:
         check_start(config)

@@ -56,14 +56,21 @@ class EpisodicLearner(EnvLearner):
 
     @property
     def steps_done(self) -> int:
-        """Env steps of all finished updates."""
-        return self._steps_done
+        """Env steps of all finished updates, and those of a cut one."""
+        return self._steps_done + self._cut_steps
 
     def update(self) -> dict[str, float]:
         """Plays an episode in every env, and takes a gradient step."""
         session, began = self._session, time.perf_counter()
+        self._may_be_cut()
         episodes = self.play()
         played = time.perf_counter()
+        totals = episodes.rewards.sum(axis=0, dtype=np.float64), episodes.playing.sum(axis=0)
+        if self._is_last(episodes.ended) and (episodes.playing[-1] & ~episodes.ended).any():
+            self._episodes.add_one_each(*totals, episodes.ended)
+            self._count(began)
+            self._cut_after(episodes.env_steps)
+            return self.episode_metrics()
         session.phase("updating")
         try:
             metrics = self.agent.update(episodes)
@@ -88,7 +95,9 @@ class EpisodicLearner(EnvLearner):
         return metrics
 
     def play(self) -> EpisodeBatch:
-        """Plays an episode in every env, at most --max-steps of it, and shows the progress."""
+        """Plays an episode in every env, at most --max-steps of it, and shows the progress.
+
+        It ends early at --max-episodes."""
         config, session = self._config, self._session
         session.phase("collecting")
         playing, ended = np.ones(config.num_envs, bool), np.zeros(config.num_envs, bool)
@@ -104,13 +113,18 @@ class EpisodicLearner(EnvLearner):
             session.advance_to(self._steps_done + _COLLECTING * count)
             ended = ended | seen.ended
             playing = playing & ~seen.ended
-            if not playing.any():
+            if not playing.any() or self._is_last(ended):
                 break
         self._info = self.envs.settle()
         shown, actions, noise, log_probs, rewards, played = (
             np.stack(arrays) for arrays in zip(*steps, strict=True)
         )
         return EpisodeBatch(shown, actions, noise, log_probs, rewards, played, ended)
+
+    def _is_last(self, ended: np.ndarray) -> bool:
+        """True if --max-episodes is reached with the episodes of this update that have ended, bool [N]."""
+        most = self._config.max_episodes
+        return most is not None and self._episodes.episodes + int(ended.sum()) >= most
 
     def _noise(self) -> Iterator[np.ndarray]:
         """The random numbers of each step of an update, float32 [N, K], for up to --max-steps steps."""

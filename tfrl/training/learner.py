@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -40,13 +40,21 @@ from tfrl.workers import machine
 from tfrl.workers.strategy import Runtime
 
 if TYPE_CHECKING:
-    from tfrl.experience.collector import Collector, Observer
+    from tfrl.experience.collector import Collector, EnvStates, Observer
     from tfrl.experience.rollout import Rollout
     from tfrl.remote.actors import RayCollector, RayObservers
     from tfrl.training.prefetch import Prefetch, ThreadCollector
 
 MakeAgent = Callable[[Any, Runtime], Agent]
 _DEVIATION = "train/action_std"
+
+
+class _Standing(NamedTuple):
+    """The state of the episodes' statistics, of the envs, and of rollouts that are ahead of the learner."""
+
+    episodes: Mapping[str, np.ndarray]
+    envs: EnvStates
+    ahead: Mapping[str, np.ndarray]
 
 
 class EnvLearner(Learner):
@@ -86,6 +94,10 @@ class EnvLearner(Learner):
         self._finished: list[tuple[int, int, float, float]] = []  # episodes of this update: rows of a file
         self._unseen_info = {*config.logged_info}  # keys of --log-info without a number in this process
         self.evaluates_first = config.eval_at_start
+        # With --max-episodes: the state before the rollout, and the env steps of a rollout that the last
+        # episode has cut. A run that goes on with a higher number repeats this rollout.
+        self._before: _Standing | None = None
+        self._cut_steps = 0
         self._waits = callbacks.Waits()
         self.callbacks = (*callbacks.of_run(config, session, self.agent.network), self._waits)
 
@@ -166,8 +178,37 @@ class EnvLearner(Learner):
 
     @property
     def steps_done(self) -> int:
-        """Env steps of all finished updates, all workers together."""
-        return self._session.step * self._config.steps_per_update
+        """Env steps of all finished updates, all workers together, and those of a cut rollout."""
+        return self._session.step * self._config.steps_per_update + self._cut_steps
+
+    def _standing(self) -> _Standing:
+        """The present state of the envs and of what belongs to them."""
+        within = self.steps_within > 0
+        ahead = {}
+        if self._prefetch is not None:
+            ahead = self._prefetch.get_state(self._session.step, within=within)
+        return _Standing(self._episodes.get_state(), self.envs.get_state(), ahead)
+
+    def _may_be_cut(self) -> None:
+        """Notes the state before a rollout that --max-episodes may cut."""
+        if self._config.max_episodes is not None:
+            self._before = self._standing()
+
+    def _last_round(self, first: np.ndarray) -> int | None:
+        """The steps of each env in a rollout until --max-episodes is reached; None if the rollout is whole.
+
+        `first`, bool [T, N], says where episodes of all envs ended.
+        """
+        if self._config.max_episodes is None:
+            return None
+        ended = self._episodes.episodes + np.cumsum(first.sum(axis=1))
+        rounds = int((ended < self._config.max_episodes).sum()) + 1
+        return rounds if rounds < len(first) else None
+
+    def _cut_after(self, env_steps: int) -> None:
+        """Ends the run so many env steps after its last update, without learning from them."""
+        self._cut_steps = env_steps
+        self._session.changed()
 
     @property
     def total_steps(self) -> int:
@@ -328,13 +369,16 @@ class EnvLearner(Learner):
     # State
 
     def get_state(self) -> State:
-        """The state of the agent, the episodes and the envs."""
-        state = self.agent.get_state() | with_prefix("episodes/", self._episodes.get_state())
-        indices, states, observations, first = self.envs.get_state()
+        """The state of the agent, the episodes and the envs; that before a cut rollout, and its results."""
+        standing, state = self._standing(), self.agent.get_state()
+        if self._cut_steps and self._before is not None:
+            state |= with_prefix("cut/", {"steps": np.array(self._cut_steps), **standing.episodes})
+            standing = self._before
+        state |= with_prefix("episodes/", standing.episodes)
+        state |= dict(standing.ahead)  # the older weights
+        indices, states, observations, first = standing.envs
         data, lengths = pack_bytes(states)
         part = {"indices": np.array(indices), "states": data, "lengths": lengths}
-        if self._prefetch is not None:  # the older weights
-            state |= self._prefetch.get_state(self._session.step, within=self.steps_within > 0)
         return State(state, [part | {"observations": observations, "first": first}])
 
     def set_state(self, state: State) -> None:
@@ -353,6 +397,10 @@ class EnvLearner(Learner):
         if self._prefetch is not None:
             self._prefetch.set_state(state.learner)
         self._restore_envs(state.parts)
+        most, cut = self._config.max_episodes, under("cut/", state.learner)
+        if cut and most is not None and int(cut["episodes"]) >= most:
+            self._before, self._cut_steps = self._standing(), int(cut["steps"])
+            self._episodes.set_state(cut)
 
     def _restore_envs(self, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Restores the envs from the parts of all workers, also of another number of workers.
@@ -460,7 +508,7 @@ def env_spec(config: RLSettings) -> EnvSpec:
         num_envs=config.num_envs,
         seed=config.seed,
         # A few threads step tens of thousands of frames per second, and the network needs the cores.
-        num_threads=config.env_threads or max(1, min(4, machine.cores() // 2)),
+        num_threads=config.env_threads or max(1, min(4, (config.threads or machine.cores()) // 2)),
         num_processes=config.env_processes,
         level_replay=getattr(config, "level_replay", False),
         log_info=config.logged_info,
@@ -543,7 +591,12 @@ def _actors(config: RLSettings) -> dict[str, str]:
 
 def _length(config: RLSettings) -> str:
     steps = config.run_steps
+    if config.is_endless:
+        return "endless"
     if config.updates_vary:
-        return f"{steps:,} env steps, up to the end of an update"
-    rounded = "" if steps == config.total_steps else f", --total-steps {config.total_steps:,} rounded up"
-    return f"{steps:,} env steps ({config.num_updates:,} updates{rounded})"
+        about = ", up to the end of an update"
+    else:
+        rounded = "" if steps == config.total_steps else f", --total-steps {config.total_steps:,} rounded up"
+        about = f" ({config.num_updates:,} updates{rounded})"
+    frames = registry.frames_per_step(config)
+    return f"{steps:,} env steps{about}" + (f", {steps * frames:,} frames of the env" if frames > 1 else "")

@@ -57,14 +57,27 @@ class OffPolicyLearner(EnvLearner):
             priority_exponent=config.priority_exponent if config.prioritized_replay else None,
             learned_rewards=config.learned_rewards,
         )
+        self._lacking = 0  # env steps of all iterations that --max-episodes has ended early
         self._gradient_steps = 0  # of the run so far
         self._has_learned = False  # in this process
         self._pending: tuple[Prepared, PendingSteps] | None = None  # gradient steps under way
         self._iteration: _Iteration | None = None  # the unfinished one
         self._since_look = 0  # turns of env steps and gradient steps since the last vote on a stop
 
+    @property
+    def steps_done(self) -> int:
+        """Env steps of all iterations, all workers together."""
+        return super().steps_done - self._lacking
+
+    @property
+    def is_over(self) -> bool:
+        """True on all workers at --total-steps, --max-episodes or --solved-at."""
+        return super().is_over or self._session.step >= self._config.num_updates
+
     def update(self) -> dict[str, float]:
         """Takes the env steps of an iteration and the gradient steps that are due. A collective.
+
+        The iteration ends early at the episode of --max-episodes, unless its env steps were taken before.
 
         Every --train-every env steps, gradient steps from the transitions so far begin before the next
         actions are chosen. The learner waits for a single gradient step before the next one and at the end of
@@ -90,6 +103,7 @@ class OffPolicyLearner(EnvLearner):
         if iteration.forgotten.any():
             self._forget_sums(iteration.forgotten)
         self._session.step += 1
+        self._lacking += (self._config.steps_per_env - iteration.done) * self._config.num_envs
         metrics = self.deviation_metric(step.observation) | self.info_metrics(iteration.info)
         iteration.seconds += self._count(began)
         self.write_episodes()
@@ -100,7 +114,7 @@ class OffPolicyLearner(EnvLearner):
         config, session, replay = self._config, self._session, self.replay
         with self.agent.learning_in_background():
             steps = self._steps(iteration)
-            begin = iteration.done
+            begin, left = iteration.done, self._episodes_left(iteration)
             for t in range(begin, config.steps_per_env):
                 env_steps = self.steps_done + (t + 1) * config.num_envs  # after this step
                 learns = env_steps % config.train_every < config.num_envs
@@ -117,10 +131,25 @@ class OffPolicyLearner(EnvLearner):
                     session.advance_to(env_steps)
                     if config.most_gradient_steps > 1:
                         self._finish_learning(iteration)
+                if left < math.inf:
+                    left -= self._ended(iteration.first[t])
+                    if left <= 0:
+                        break
             self._finish_learning(iteration)
         if self._prefetch is None:
             self._add_info(iteration)
         return step
+
+    def _episodes_left(self, iteration: _Iteration) -> float:
+        """Episodes until --max-episodes; infinite without it, or if the env steps were taken before."""
+        if self._config.max_episodes is None or self._prefetch is not None:
+            return math.inf
+        uncounted = self._ended(iteration.first[iteration.counted : iteration.done])
+        return self._config.max_episodes - self._episodes.episodes - uncounted
+
+    def _ended(self, first: np.ndarray) -> int:
+        """The number of episodes that ended, of the flags bool [..., B] of all workers. A collective."""
+        return int(self._runtime.sum_over_workers(np.array([first.sum()]))[0])
 
     def _look(self, iteration: _Iteration) -> None:
         """Raises Stopped on all workers if one was told to stop. Then no gradient steps are under way.
@@ -188,7 +217,7 @@ class OffPolicyLearner(EnvLearner):
         metrics |= self.agent.progress(self.steps_done) | self.episode_metrics()
         metrics |= {
             "replay/size": len(self.replay) * config.num_envs,
-            "time/env_steps_per_second": config.iteration_steps / seconds,
+            "time/env_steps_per_second": iteration.done * config.num_envs / seconds,
             "time/updates_per_second": gradient_steps / seconds,
             "time/rollout_seconds": seconds - sum(clock.values()),
             "time/update_seconds": clock["learning"],
@@ -268,6 +297,7 @@ class OffPolicyLearner(EnvLearner):
         """The state of the agent, the episodes, the envs and the replay, whose transitions are shards."""
         state = super().get_state()
         state.learner["gradient_steps"] = np.array(self._gradient_steps)
+        state.learner["lacking_steps"] = np.array(self._lacking)
         state.parts[0].update(with_prefix("replay/", self.replay.get_state()))
         if self._iteration is not None:
             state.learner[_ITERATION] = pack_json(self._iteration.numbers())
@@ -282,6 +312,7 @@ class OffPolicyLearner(EnvLearner):
             self._iteration = _Iteration(self._config, len(self._indices), self._gradient_steps)
             numbers = unpack_json(state.learner[_ITERATION])
             self._iteration.restore(numbers, _of_envs(_ITERATION, state), self._indices)
+        self._lacking = int(state.learner["lacking_steps"])
         super().set_state(state)
         self.replay.set_state(_of_envs("replay", state), state.shards)
         iteration = self._iteration

@@ -42,7 +42,7 @@ class OnPolicyLearner(EnvLearner):
         self._indices = list(session.runtime.local_envs(config.num_envs))
         self.envs, self._prefetch = make_envs(config, session, replicas=session.runtime.local_replicas)
         self.time_columns = (*_COLUMNS, *(COLUMNS if self._prefetch else ()))
-        self._rewards = RewardNormalizer(config.num_envs)
+        self._rewards = RewardNormalizer(config.num_envs, config.reward_norm_gamma)
         self._levels = LevelSampler.of(config)
         if self._levels is not None:
             self.callbacks = (*self.callbacks, callbacks.LevelScores(self._levels))
@@ -54,13 +54,19 @@ class OnPolicyLearner(EnvLearner):
     def update(self) -> dict[str, float] | None:
         """Collects a rollout, learns from it, and counts the update. A collective."""
         metrics = self.take()
-        self._session.step += 1
+        if not self._cut_steps:
+            self._session.step += 1
         return metrics
 
     def take(self) -> dict[str, float]:
-        """Collects a rollout and learns from it; returns the metrics."""
+        """Collects a rollout and learns from it, unless --max-episodes cuts it; returns the metrics."""
         began = time.perf_counter()
+        self._may_be_cut()
         rollout = self.collect()
+        if self._cut_steps:
+            self._count(began)
+            self.write_episodes()
+            return self.episode_metrics()
         metrics = self.learn(rollout)
         self._score_levels(rollout)
         metrics |= self.episode_metrics() | self._deviation(rollout)
@@ -103,12 +109,19 @@ class OnPolicyLearner(EnvLearner):
         return rollout
 
     def _process_rewards(self, rollout: Rollout) -> None:
-        """Counts the episodes; scales, shifts and normalises the rewards in place. A collective."""
+        """Counts the episodes; scales, shifts and normalises the rewards in place. A collective.
+
+        If --max-episodes cuts the rollout, its rewards stay as they are, because nothing learns from them.
+        """
         local = np.stack([rollout.by_env(rollout.rewards), rollout.by_env(rollout.first).astype(np.float32)])
         rewards, first = self._runtime.gather_envs(local)  # [T, N] of all workers
         first = first.astype(bool)
-        finished = self._episodes.add(rewards, first)
+        rounds = self._last_round(first)
+        finished = self._episodes.add(rewards[:rounds], first[:rounds])
         self.note_episodes(finished, self.steps_done + finished.rounds * self._config.num_envs)
+        if rounds is not None:
+            self._cut_after(rounds * self._config.num_envs)
+            return
         rewards = self._config.learned_rewards(rewards)
         if self._config.normalize_rewards:
             rewards = self._rewards(rewards, first)

@@ -71,6 +71,8 @@ class PhasicLearner(OnPolicyLearner):
         """Takes an update, or a part of its auxiliary phase; None until the auxiliary phase is finished."""
         if self._held is None:
             metrics = self.take()
+            if self._cut_steps:
+                return metrics
             if self._session.step < self._updates[-1]:
                 self._session.step += 1
                 return metrics

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfrl.cli.errors import UserError
 from tfrl.cli.streams import tell
 from tfrl.ops.graph import tf
 
@@ -90,6 +91,48 @@ def threads() -> int:
     """The threads that TensorFlow may use: TF_NUM_INTRAOP_THREADS, which launchers set, or one a core."""
     wanted = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
     return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else cores()
+
+
+def limit_threads(count: int) -> None:
+    """Gives TensorFlow so many threads in this process, or warns if it has already computed something."""
+    threading = tf.config.threading
+    with contextlib.suppress(RuntimeError):
+        threading.set_inter_op_parallelism_threads(count)
+        threading.set_intra_op_parallelism_threads(count)
+    if threading.get_inter_op_parallelism_threads() != count:
+        _warn(
+            f"warning: TensorFlow has already run in this process, so --threads {count} decides only how "
+            "many parts it computes at once."
+        )
+
+
+def gpus() -> list[Any]:
+    """The GPUs that TensorFlow may use."""
+    return tf.config.get_visible_devices("GPU")
+
+
+def choose_device(device: str) -> None:
+    """Makes TensorFlow use only the GPUs of --device: none for cpu, all for auto and gpu, one for gpu:NUMBER.
+
+    Raises UserError if there is no such GPU, or TensorFlow already uses other ones.
+    """
+    kind, _, number = device.partition(":")
+    found = tf.config.list_physical_devices("GPU")
+    if kind == "gpu" and int(number or 0) >= len(found):
+        has = (
+            f"only {len(found)}, from gpu:0 on" if found else "none; docs/quickstart.md says what to install"
+        )
+        raise UserError(f"--device {device} needs a GPU that is not here: TensorFlow finds {has}.")
+    wanted = [] if kind == "cpu" else [found[int(number)]] if number else found
+    if device == "auto" or wanted == gpus():
+        return
+    try:
+        tf.config.set_visible_devices(wanted, "GPU")
+    except RuntimeError:
+        raise UserError(
+            f"--device {device} needs a process in which TensorFlow has not run yet: TensorFlow chooses its "
+            "devices only once."
+        ) from None
 
 
 def one_thread_each(wanted: bool = True) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from tfrl.cli.errors import PeerError, TrainingError, UserError
 from tfrl.cli.settings import Precision, Settings
 from tfrl.cli.signals import held_back
-from tfrl.cli.streams import native_log, quiet_start, tell
+from tfrl.cli.streams import native_log, quiet_start, shows_information, tell
 from tfrl.ops.graph import compiled, tf
 from tfrl.workers import machine
 from tfrl.workers.data_parallel import pairwise_sum
@@ -148,13 +148,14 @@ class Runtime:
 
 def set_up_tensorflow() -> None:
     """Sets TensorFlow's options in a process that computes, before anything uses it. May be called twice."""
-    if tf.get_logger().level < logging.WARNING:  # in notebooks it would report each file that it exports
+    # In notebooks it would report each file that it exports.
+    if tf.get_logger().level < logging.WARNING and not shows_information():
         tf.get_logger().setLevel(logging.WARNING)
     # Grappler's remapper fails on residual networks with an error message, and makes others slower.
     tf.config.optimizer.set_experimental_options({"remapping": False})
     # By default GPUs from Ampere on round the inputs of float32 convolutions to ten bits.
     tf.config.experimental.enable_tensor_float_32_execution(False)
-    for gpu in tf.config.list_physical_devices("GPU"):  # an evaluation may share one
+    for gpu in machine.gpus():  # an evaluation may share one
         with contextlib.suppress(RuntimeError):  # the user's program has used TensorFlow already
             tf.config.experimental.set_memory_growth(gpu, True)
 
@@ -172,8 +173,10 @@ def make(config: Settings, cluster: TFConfig | None) -> Runtime:
     Raises UserError for more replicas than devices, or a way to communicate that needs GPUs.
     """
     set_up_tensorflow()
+    if config.threads:
+        machine.limit_threads(config.threads)
     strategy_name = config.strategy
-    gpus = tf.config.list_physical_devices("GPU")
+    gpus = machine.gpus()
     if strategy_name == "auto":
         many = config.replicas > 1 or (config.replicas == 0 and len(gpus) > 1)
         strategy_name = "multi-worker" if cluster else "mirrored" if many else "one-device"
@@ -218,8 +221,10 @@ def _parts_at_once(config: Settings, num_workers: int, local_replicas: int) -> i
         return 1
     minibatch = config.rows_per_step
     replicas = num_workers * local_replicas
-    machine.one_thread_each(minibatch // _cpu_micro_batch(config, minibatch, replicas) >= machine.threads())
-    return -(-machine.threads() // local_replicas)
+    parts, threads = minibatch // _cpu_micro_batch(config, minibatch, replicas), machine.threads()
+    # With --threads, the result must not depend on their number.
+    machine.one_thread_each(parts >= threads or config.threads > 0)
+    return -(-(config.threads or threads) // local_replicas)
 
 
 def _cpu_micro_batch(config: Settings, minibatch: int, replicas: int) -> int:
@@ -302,7 +307,7 @@ def resolve_precision(name: Precision, system: Path = Path("/"), *, small: bool 
         return name
     if small:
         return "float32"
-    gpus = tf.config.list_physical_devices("GPU")
+    gpus = machine.gpus()
     if gpus:
         capability = tf.config.experimental.get_device_details(gpus[0]).get("compute_capability", (0, 0))
         return "bfloat16" if capability >= (8, 0) else "float32"
@@ -316,7 +321,10 @@ def resolve_precision(name: Precision, system: Path = Path("/"), *, small: bool 
 # Joining the workers of a run
 
 # Workers may have different values of these settings.
-_MAY_DIFFER = ("logdir", "resume", "env_threads", "env_processes", "cluster_timeout", "stall_timeout")
+_MAY_DIFFER = (
+    *("logdir", "resume", "yes", "log_level", "device", "threads", "env_threads", "env_processes"),
+    *("cluster_timeout", "stall_timeout"),
+)
 _PACKAGES = ("tfrl", "resnet")  # whose code must be the same on all workers
 # A collective raises these if a peer has died, left or been cut off. Other errors are this process's own.
 _LOST_PEER = ("Aborted", "Cancelled", "DeadlineExceeded", "Internal", "Unavailable", "Unknown")
@@ -343,6 +351,8 @@ def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, 
       PeerError: another worker did not come, died or was cut off.
       TrainingError: TensorFlow failed here.
     """
+    with quiet_start():
+        machine.choose_device(config.device)
     if cluster is not None:
         with quiet_start():
             mine = fingerprint(config, evaluated=cluster.evaluator is not None)
@@ -373,10 +383,12 @@ def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, 
                     "them as docs/distributed.md says under Security."
                 )
             watchdog.beat("preparing")
+            tf.config.run_functions_eagerly(config.eager)
             yield runtime, watchdog
         except tf.errors.OpError as error:
             raise failure(error, len(addresses), watchdog.missing) from error
         finally:
+            tf.config.run_functions_eagerly(False)
             watchdog.close()
 
 
@@ -397,7 +409,7 @@ def fingerprint(config: Settings, *, evaluated: bool = False) -> dict[str, str]:
         "Python": platform.python_version(),
         "TensorFlow": tf.__version__,
         "Keras": metadata.version("keras"),
-        "the number of GPUs": str(len(tf.config.list_physical_devices("GPU"))),
+        "the number of GPUs": str(len(machine.gpus())),
     }
 
 

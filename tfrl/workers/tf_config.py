@@ -23,6 +23,8 @@ _ADDRESS = re.compile(r"(\[(?P<ip6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9_.-]+)):
 
 RESTARTED = "TFRL_RESTARTED"
 """An environment variable of workers that a launcher has started again after a failure."""
+LAUNCH = "TFRL_LAUNCH"
+"""An environment variable of a launcher's workers: a text that is the same for all of its starts."""
 
 
 class PortTakenError(UserError):
