@@ -29,7 +29,7 @@ from tfrl.experience import episodes as playing
 from tfrl.networks.weights import PolicySource, find_policy
 from tfrl.reporting import runs, scores
 from tfrl.run.callbacks import Callback
-from tfrl.run.folder import read_results
+from tfrl.run.folder import read_results, weights_sha256
 from tfrl.run.metrics import PROGRESS_FILE, logged_steps
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class Policy:
 
     def __init__(self, source: PolicySource, player: SavedPolicy) -> None:
         self.config, self.source = source.config, source.name
-        self._player = player
+        self._player, self._weights = player, source.weights
         self._observation, self._action = registry.specs(source.config)
 
     @overload
@@ -455,3 +455,78 @@ def evaluate(
     of_envs = [returns[env :: len(played.returns)].mean() for env in range(len(played.returns))]
     interval = scores.stratified_bootstrap([np.array(of_envs)], scores.mean)
     return Evaluation(returns, lengths.astype(np.int64), solved, interval)
+
+
+# Recorded data
+
+
+def collect(
+    policy: Policy | str | Callable[[Any], Any],
+    *,
+    env: str | MakeEnv | None = None,
+    out: str | Path,
+    episodes: int | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    greedy: bool | None = None,
+    epsilon: float | None = None,
+    shard_episodes: int = 64,
+) -> Path:
+    """Records episodes of a policy as an RLDS set, which tensorflow-datasets and `--dataset` read.
+
+    Args:
+      policy: the result of `load`, "random" for uniform actions, or a function from an observation of the env
+        to an action of `env.step`, such as a script or a human with a keyboard.
+      env: the env, as in `train`. None: the env of the run of `policy`.
+      out: the folder of the set. If it has a part of the same set, that is continued; a function cannot be told
+        from another one.
+      episodes: the number of episodes. None: 100, or as many as `steps` needs.
+      steps: record whole episodes until there are this many env steps.
+      seed: decides the episodes and the actions. None: the seed of the run, or 1.
+      greedy: True takes the most likely actions, False draws actions. None: as in the run's own evaluations.
+      epsilon: take the most likely actions, but uniform ones in this share of steps.
+      shard_episodes: episodes of a file.
+
+    Returns:
+      The folder.
+
+    Raises:
+      SettingsError: the env does not exist, the policy cannot play it, or the folder has another set or cannot
+        be written. Complete files stay.
+      TrainingError: the env failed.
+    """
+    with _our_errors():
+        from tfrl import collect as command
+
+        make_player: Callable[[], Any]
+        if isinstance(policy, Policy):
+            task = task_of(policy.config, env, seed)
+            player, greedily = policy._player, policy.config.eval_greedy if greedy is None else greedy
+            player.greedy = greedily or epsilon is not None
+            uniform = command.UniformPolicy(*registry.specs(task))
+            make_player = lambda: player if epsilon is None else command.EpsilonGreedy(player, uniform, epsilon)  # noqa: E731
+            about = {
+                "policy": f"{policy.config.algorithm}, {policy.source}",
+                "weights": weights_sha256(policy._weights),
+                "actions": "greedy" if player.greedy else "sampled",
+                "epsilon": epsilon,
+            }
+        else:
+            if env is None:
+                raise UserError("collect needs an env with a policy that is not of a run.")
+            if greedy is not None or epsilon is not None:
+                raise UserError("greedy and epsilon need a policy of a run; leave them out.")
+            task = command.task_without_run(_name_of(env), seed)
+            specs = registry.specs(task)
+            if policy == "random":
+                make_player = lambda: command.UniformPolicy(*specs)  # noqa: E731
+            elif callable(policy):
+                make_player = lambda: command.CallablePolicy(policy, command.Spaces(*specs))  # noqa: E731
+            else:
+                raise UserError(f'policy must be a policy of tfrl.load, "random" or a function; got {policy!r}.')
+            name = "uniform" if policy == "random" else getattr(policy, "__name__", type(policy).__name__)
+            about = {"policy": name, "weights": None, "actions": "uniform" if policy == "random" else "its own", "epsilon": None}
+        command.record(
+            make_player, task, about, Path(out), episodes=episodes, steps=steps, shard_episodes=shard_episodes
+        )
+    return Path(out)

@@ -7,6 +7,7 @@ that loading the policy needs no env.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -97,6 +98,8 @@ def family(env: str) -> Family:
 
 
 FACTS_FILE = "env.json"
+NO_ENV = "none"
+"""The env of a run that learns from recorded data alone; the set has its spaces."""
 
 
 class Facts(NamedTuple):
@@ -142,6 +145,8 @@ def facts_of(task: EnvSettings) -> Facts:
       EnvError: its first reset or step fails, or returns values of the wrong kind.
     """
     key = _key(task.env, task.env_kwargs)
+    if key not in _known and task.env == NO_ENV:
+        raise ValueError("--env none is for algorithms that learn from recorded data, with their --dataset")
     if key not in _known:
         from tfrl.envs.gymnasium import find_facts
 
@@ -165,27 +170,35 @@ def specs(task: EnvSettings) -> tuple[ArraySpec, ActionSpec]:
 
 def facts_text(task: EnvSettings) -> str | None:
     """The content of FACTS_FILE for the env of a task; None if tfrl knows the env by its name."""
-    if family(task.env).names:
-        return None
-    facts = facts_of(task)
+    return None if family(task.env).names else text_of(task.env, task.env_kwargs, facts_of(task))
+
+
+def text_of(env: str, kwargs: Mapping[str, Any], facts: Facts) -> str:
+    """The content of FACTS_FILE for these facts."""
     action = {"kind": type(facts.action).__name__, **dataclasses.asdict(facts.action)}
     found = facts._asdict() | {"observation": dataclasses.asdict(facts.observation), "action": action}
-    return json.dumps({"env": task.env, "env_kwargs": dict(task.env_kwargs), "facts": found}, indent=2) + "\n"
+    return json.dumps({"env": env, "env_kwargs": dict(kwargs), "facts": found}, indent=2) + "\n"
+
+
+def remember_none(text: str) -> None:
+    """Makes the facts of this content of a FACTS_FILE those of the env `none`."""
+    content = json.loads(text)
+    _remember({**content, "env": NO_ENV, "env_kwargs": {}})
 
 
 def remember_facts(folder: Path) -> None:
     """Uses the facts in a folder's FACTS_FILE for its env, if the file exists and is readable."""
-    try:
-        content = json.loads((folder / FACTS_FILE).read_text(encoding="utf-8"))
-        found = {name: _with_tuples(value) for name, value in content["facts"].items()}
-        parts = tuple(Part(**part) for part in found["observation"].pop("parts"))
-        observation = ArraySpec(**found.pop("observation"), parts=parts)
-        kind = {kind.__name__: kind for kind in ActionSpec.__subclasses__()}[found["action"].pop("kind")]
-        action = kind(**found.pop("action"))
-        key = _key(content["env"], content["env_kwargs"])
-        _known[key] = Facts(observation, action, **found)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        _remember(json.loads((folder / FACTS_FILE).read_text(encoding="utf-8")))
+
+
+def _remember(content: Mapping[str, Any]) -> None:
+    found = {name: _with_tuples(value) for name, value in content["facts"].items()}
+    parts = tuple(Part(**part) for part in found["observation"].pop("parts"))
+    observation = ArraySpec(**found.pop("observation"), parts=parts)
+    kind = {kind.__name__: kind for kind in ActionSpec.__subclasses__()}[found["action"].pop("kind")]
+    action = kind(**found.pop("action"))
+    _known[_key(content["env"], content["env_kwargs"])] = Facts(observation, action, **found)
 
 
 def _with_tuples(value: Any) -> Any:
@@ -203,7 +216,7 @@ def check(task: EnvSettings) -> None:
             if getattr(task, name):
                 flag = name.replace("_", "-")
                 raise ValueError(f"--{flag} is for Gymnasium's envs, and {env} is not one: leave it out")
-    elif not (callables.is_name(env) or re.fullmatch(r"\S+-v\d+", env)):  # an id of Gymnasium
+    elif env != NO_ENV and not (callables.is_name(env) or re.fullmatch(r"\S+-v\d+", env)):  # an id of Gymnasium
         from tfrl.envs.gymnasium import did_you_mean
 
         known = ", ".join(env_names())

@@ -255,6 +255,21 @@ def _leave_out_spikes(ax: Axes) -> None:
         ax.set_ylim(max(bottom, low - margin), min(top, high + margin))
 
 
+# Recorded data
+
+
+@matplotlib.rc_context(STYLE)
+def histogram(values: np.ndarray, title: str) -> Figure:
+    """Draws how often numbers fall into each of up to 40 equal ranges, with their mean."""
+    figure = Figure(figsize=(6.4, 3.4))
+    ax = figure.subplots()
+    ax.hist(values, bins=min(40, max(5, len(values) // 5)), color=line_style(0)["color"])
+    ax.axvline(values.mean(), label=f"mean {values.mean():.2f}", **line_style(1))
+    ax.set(title=title, xlabel="return of an episode (raw reward)", ylabel="episodes")
+    ax.legend()
+    return figure
+
+
 # Final scores
 
 
