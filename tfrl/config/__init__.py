@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tfrl.config.run import RLSettings
 
 ALGORITHMS = ("ppo", "drac", "ppg", "impala", "dqn", "ddpg", "td3", "sac", "reinforce")
+ALGORITHMS += ("bc", "iql", "td3_bc", "cql")  # from recorded data
 """The names of `python -m tfrl.NAME`, beside ppo_procgen."""
 
 

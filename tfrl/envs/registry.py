@@ -154,6 +154,11 @@ def facts_of(task: EnvSettings) -> Facts:
     return _known[key]
 
 
+def is_known(env: str) -> bool:
+    """True if this process has the facts about an env without arguments."""
+    return _key(env, {}) in _known
+
+
 def specs(task: EnvSettings) -> tuple[ArraySpec, ActionSpec]:
     """The specs of the observations and actions of the env of a task or an `EnvSpec`.
 

@@ -596,6 +596,18 @@ def import_tfds() -> Any:
 # The spaces of a set whose env is not here
 
 
+def env_settings(dataset: str, names: Sequence[str]) -> dict[str, Any]:
+    """The settings of these names of the env that a set names; empty if it names none. Raises UserError."""
+    check_set(dataset)
+    path = Path(dataset)
+    if dataset.startswith(MINARI) or (path / MINARI_FILE).is_file():
+        env = _open_minari(dataset).env
+        return {} if env is None else {"env": env}
+    folder = _rlds_folder(path)
+    about = (read_json(folder / METADATA_FILE) or {}) if folder is not None else {}
+    return {name: value for name in names if (value := about.get(name)) is not None}
+
+
 def remember_spaces(dataset: str, split: str = "train") -> None:
     """Makes the spaces of a set those of the env `none`. Raises UserError.
 
