@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -78,8 +78,8 @@ class Options:
     """The folder of the set. If it has a part of the same set, that is continued. None: RUN/episodes; with
     --random ENV-episodes here."""
     describe: str | None = None
-    """Describe a set instead: its episodes, steps and returns, and a picture of the returns. A folder, a name of
-    tensorflow-datasets, or minari:ID."""
+    """Describe a set instead: its episodes, steps and returns, and a picture of the returns. A folder, a name
+    of tensorflow-datasets, or minari:ID."""
     split: str = "train"
     """The split that --describe reads."""
     picture: str | None = None
@@ -90,7 +90,9 @@ class Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Records episodes, or describes a set; returns the exit code."""
-    words, options = flags.parse(Options, arguments, _USAGE, "Record episodes as an RLDS set, or describe a set.")
+    words, options = flags.parse(
+        Options, arguments, _USAGE, "Record episodes as an RLDS set, or describe a set."
+    )
     if options.describe:
         return _describe(options)
     if options.sample + options.greedy + (options.epsilon is not None) > 1:
@@ -208,8 +210,10 @@ def record(
     return manifest
 
 
-_OF_THE_TASK = ("env", "env_kwargs", "frame_skip", "max_episode_steps", "distribution_mode", "num_levels")
-_OF_THE_TASK += ("start_level", "action_masks", "seed")
+_OF_THE_TASK = (
+    *("env", "env_kwargs", "frame_skip", "max_episode_steps", "distribution_mode", "num_levels"),
+    *("start_level", "action_masks", "seed"),
+)
 
 
 @dataclass(frozen=True)
@@ -226,8 +230,8 @@ class _Job:
     def __call__(self, number: int, episodes: int, shard_episodes: int) -> recorded.Recorded:
         """Plays shard `number` with so many episodes, and writes it."""
         with quiet_start():
+            player = _player_of(self)  # first, because it decides the threads of TensorFlow
             recorded.import_tfds()
-            player = _player_of(self)
         num_envs = min(shard_episodes, _NUM_ENVS)
         spec = level_spec(self.task, self.level_set, num_envs, rng.Use.COLLECTION)
         spec = dataclasses.replace(spec, seed=rng.env_seed(spec.seed, rng.Use.COLLECTION, number))
@@ -250,7 +254,7 @@ def _player_of(job: _Job) -> Player:
 
 def _played(
     job: _Job, shards: Iterator[tuple[int, int]], actors: int, shard_episodes: int
-) -> Iterator[recorded.Recorded]:
+) -> Generator[recorded.Recorded]:
     """Plays these shards, and yields the facts about each, in order."""
     if not actors:
         for number, episodes in shards:
@@ -314,7 +318,11 @@ class Recorder(Watcher):
             if step.truncated[i]:
                 assert step.final_observation is not None
                 last = step.final_observation[step.truncated[:i].sum()]
-            parts = np.stack([*self._shown[i], last]), np.stack(self._taken[i]), np.array(self._rewards[i], np.float32)
+            parts = (
+                np.stack([*self._shown[i], last]),
+                np.stack(self._taken[i]),
+                np.array(self._rewards[i], np.float32),
+            )
             done.append(Episode(*parts, terminated=not (step.truncated[i] or cut_off)))
             self._shown[i], self._taken[i], self._rewards[i] = [], [], []
 
@@ -458,7 +466,9 @@ def _describe(options: Options) -> int:
         from tfrl.reporting import plots
 
         with files.replacing(path) as staged:
-            plots.histogram(values, f"{name}: return of {len(values):,} episodes").savefig(staged, format="png")
+            plots.histogram(values, f"{name}: return of {len(values):,} episodes").savefig(
+                staged, format="png"
+            )
     except OSError as error:
         raise UserError(f"cannot write {path}: {files.reason(error)}.") from None
     print(path)

@@ -478,8 +478,8 @@ def collect(
       policy: the result of `load`, "random" for uniform actions, or a function from an observation of the env
         to an action of `env.step`, such as a script or a human with a keyboard.
       env: the env, as in `train`. None: the env of the run of `policy`.
-      out: the folder of the set. If it has a part of the same set, that is continued; a function cannot be told
-        from another one.
+      out: the folder of the set. If it has a part of the same set, that is continued; a function cannot be
+        told from another one.
       episodes: the number of episodes. None: 100, or as many as `steps` needs.
       steps: record whole episodes until there are this many env steps.
       seed: decides the episodes and the actions. None: the seed of the run, or 1.
@@ -491,42 +491,58 @@ def collect(
       The folder.
 
     Raises:
-      SettingsError: the env does not exist, the policy cannot play it, or the folder has another set or cannot
-        be written. Complete files stay.
+      SettingsError: the env does not exist, the policy cannot play it, or the folder has another set or
+        cannot be written. Complete files stay.
       TrainingError: the env failed.
     """
     with _our_errors():
-        from tfrl import collect as command
+        from tfrl.collect import (
+            CallablePolicy,
+            EpsilonGreedy,
+            Spaces,
+            UniformPolicy,
+            record,
+            task_without_run,
+        )
 
-        make_player: Callable[[], Any]
         if isinstance(policy, Policy):
-            task = task_of(policy.config, env, seed)
-            player, greedily = policy._player, policy.config.eval_greedy if greedy is None else greedy
-            player.greedy = greedily or epsilon is not None
-            uniform = command.UniformPolicy(*registry.specs(task))
-            make_player = lambda: player if epsilon is None else command.EpsilonGreedy(player, uniform, epsilon)  # noqa: E731
+            task: Any = task_of(policy.config, env, seed)
+            player: Any = policy._player
+            player.greedy = epsilon is not None or (policy.config.eval_greedy if greedy is None else greedy)
             about = {
                 "policy": f"{policy.config.algorithm}, {policy.source}",
                 "weights": weights_sha256(policy._weights),
                 "actions": "greedy" if player.greedy else "sampled",
                 "epsilon": epsilon,
             }
+            if epsilon is not None:
+                uniform = UniformPolicy(*registry.specs(task))
+                player = EpsilonGreedy(player, uniform, coerce(epsilon, float, "epsilon"))
+        elif env is None:
+            raise UserError("collect needs an env with a policy that is not of a run.")
+        elif greedy is not None or epsilon is not None:
+            raise UserError("greedy and epsilon need a policy of a run; leave them out.")
         else:
-            if env is None:
-                raise UserError("collect needs an env with a policy that is not of a run.")
-            if greedy is not None or epsilon is not None:
-                raise UserError("greedy and epsilon need a policy of a run; leave them out.")
-            task = command.task_without_run(_name_of(env), seed)
-            specs = registry.specs(task)
+            task = task_without_run(_name_of(env), seed)
+            spaces = Spaces(*registry.specs(task))
             if policy == "random":
-                make_player = lambda: command.UniformPolicy(*specs)  # noqa: E731
+                player = UniformPolicy(spaces.observation, spaces.action)
             elif callable(policy):
-                make_player = lambda: command.CallablePolicy(policy, command.Spaces(*specs))  # noqa: E731
+                player = CallablePolicy(policy, spaces)
             else:
-                raise UserError(f'policy must be a policy of tfrl.load, "random" or a function; got {policy!r}.')
+                raise UserError(
+                    f'policy must be a policy of tfrl.load, "random" or a function; got {policy!r}.'
+                )
             name = "uniform" if policy == "random" else getattr(policy, "__name__", type(policy).__name__)
-            about = {"policy": name, "weights": None, "actions": "uniform" if policy == "random" else "its own", "epsilon": None}
-        command.record(
-            make_player, task, about, Path(out), episodes=episodes, steps=steps, shard_episodes=shard_episodes
+            about = {"policy": name, "weights": None, "actions": "its own", "epsilon": None}
+            about |= {"actions": "uniform"} if policy == "random" else {}
+        record(
+            lambda: player,
+            task,
+            about,
+            Path(out),
+            episodes=episodes,
+            steps=steps,
+            shard_episodes=shard_episodes,
         )
     return Path(out)

@@ -68,7 +68,7 @@ class Config(BC, Network, OfflineSettings):
         "default": "for vectors, with the network of PPO's preset gymnasium",
         "images": "for images, which use it by default, with the network of PPO's preset openai-easy",
     }
-    make_network = RolloutSettings.make_network  # type: ignore[assignment]  # it takes these settings, too
+    make_network = RolloutSettings.make_network  # it takes these settings, too
 
     def default_preset(self) -> str:
         """The default preset of the command, by the observations."""
@@ -78,7 +78,9 @@ class Config(BC, Network, OfflineSettings):
         """Raises UserError for the first setting that cannot work on any machine."""
         super().check()
         if self.memory != "none":
-            raise UserError(f"bc learns from single steps, so it has no --memory {self.memory}; leave it out.")
+            raise UserError(
+                f"bc learns from single steps, so it has no --memory {self.memory}; leave it out."
+            )
         if self.patience and not self.validation:
             raise UserError(f"--patience {self.patience} needs --validation above 0.")
         if self.normalize_observations and self.shows_images and not registry.specs(self)[0].num_numbers:
@@ -92,7 +94,7 @@ class BCAgent(OfflineAgent):
     """Train a policy by behaviour cloning, from recorded episodes."""
 
     settings = Config
-    _config: Config  # type: ignore[assignment]  # the settings that ReplayAgent uses, by the same names
+    _config: Config
     network: ActorCritic
 
     def make_steps(self) -> dict[str, GradientStep]:
@@ -152,8 +154,8 @@ _LARGEST = 0.999
 def log_likelihood(policy: Any, actions: tf.Tensor) -> tf.Tensor:
     """log pi(a), float32 [b], of recorded actions [b, *shape].
 
-    Actions at a bound, to which tanh of a normal number never comes, count as +-0.999: nearer to 1 they would be
-    outliers that decide the whole gradient.
+    Actions at a bound, to which tanh of a normal number never comes, count as +-0.999: nearer to 1 they would
+    be outliers that decide the whole gradient.
     """
     if actions.dtype.is_floating:
         actions = tf.clip_by_value(actions, -_LARGEST, _LARGEST)

@@ -1,5 +1,6 @@
-"""Conservative Q-learning (Kumar et al. 2020, arXiv:2006.04779): SAC or, for discrete actions, DQN, whose critics
-are also pushed down for actions that are not recorded.
+"""Conservative Q-learning (Kumar et al. 2020, arXiv:2006.04779): SAC or, for discrete actions, DQN.
+
+The critics are also pushed down for actions that are not recorded.
 
 The networks are those of SAC and DQN, so `tfrl.sac` and `tfrl.dqn` go on with them by --start-from.
 """
@@ -32,8 +33,8 @@ class CQL(SAC):
     conservative_weight: Annotated[float, NOT_NEGATIVE] = 5.0
     """Weight of the conservative loss, which is low if the recorded actions have the largest values."""
     action_samples: Annotated[int, COUNT] = 10
-    """Actions of each kind that estimate the conservative loss for continuous actions: uniform ones, and those of
-    the policy for the observation and for the next one."""
+    """Actions of each kind that estimate the conservative loss for continuous actions: uniform ones, and
+    those of the policy for the observation and for the next one."""
     soft_target: bool = False
     """The critics' targets have SAC's entropy term."""
 
@@ -93,7 +94,7 @@ class CQLAgent(OfflineAgent):
     """Train CQL, in the form of SAC or of DQN, from recorded episodes."""
 
     settings = Config
-    _config: Config  # type: ignore[assignment]  # the settings that ReplayAgent uses, by the same names
+    _config: Config
 
     def __new__(cls, config: Config, runtime: Runtime) -> CQLAgent:
         """The agent for the env's actions."""
@@ -129,6 +130,7 @@ class _DiscreteCQL(CQLAgent):
 class _ContinuousCQL(CQLAgent, SACAgent):
     """SAC with the conservative loss."""
 
+    settings = Config  # type: ignore[assignment]  # SAC's settings by the same names
     _config: Config  # type: ignore[assignment]  # SAC's settings by the same names
 
     @property
@@ -149,7 +151,7 @@ class _ContinuousCQL(CQLAgent, SACAgent):
         return super()._actor_loss(weights, {**rows, "noise": rows["noise"][:, : 2 * size]})
 
     def _conservative_loss(self, weights: Weights, rows: Rows) -> Losses:
-        """The critics' loss, and log sum_a exp Q(o, a) - Q(o, a_recorded), by importance sampling (appendix F)."""
+        """The critics' loss, and log sum_a exp Q(o, a) - Q(o, a_recorded) by importance sampling."""
         config, network, size = self._config, self.network, self.network.noise_size
         observations, following = rows["observation"], rows["next_observation"]
         next_policy = self._policy(weights, following)
@@ -159,7 +161,9 @@ class _ContinuousCQL(CQLAgent, SACAgent):
         target = q_learning.td_target(
             rows["reward"], rows["discount"], q_learning.soft_value(qs, log_prob, alpha)
         )
-        found = self.td_losses(tf.unstack(network.qs(weights, "", observations, rows["action"])), target, rows)
+        found = self.td_losses(
+            tf.unstack(network.qs(weights, "", observations, rows["action"])), target, rows
+        )
         recorded = network.qs(weights, "", observations, rows["action"])
 
         count = config.action_samples
@@ -170,11 +174,10 @@ class _ContinuousCQL(CQLAgent, SACAgent):
         for place, seen in ((1, observations), (2, following)):
             policy = self._policy(weights, tf.repeat(seen, count, axis=0))
             kinds.append(policy.sample_with_log_prob(tf.reshape(noise[:, place], (-1, size))))
-        values = [
-            tf.reshape(network.qs(weights, "", repeated, tf.stop_gradient(action)) - tf.stop_gradient(density),
-                       (len(network.critics), -1, count))
-            for action, density in kinds
-        ]  # fmt: skip
+        values = []
+        for actions, density in kinds:
+            qs = network.qs(weights, "", repeated, tf.stop_gradient(actions)) - tf.stop_gradient(density)
+            values.append(tf.reshape(qs, (len(network.critics), -1, count)))
         joined = tf.concat(values, axis=2)  # [N, b, 3 * count]
         gap = tf.reduce_logsumexp(joined, axis=2) - math.log(3 * count) - recorded
         gap = tf.reduce_sum(gap, axis=0)

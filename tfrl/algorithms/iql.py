@@ -1,6 +1,7 @@
 """Implicit Q-learning (Kostrikov et al. 2021, arXiv:2110.06169), for continuous and discrete actions.
 
-Actor and critics are SAC's, so `tfrl.sac --start-from` goes on with them. The value network V(o) is IQL's own.
+Actor and critics are SAC's, so `tfrl.sac --start-from` goes on with them. The value network V(o) is
+IQL's own.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Config(IQL, OfflineValues, OfflineSettings):
     sections: ClassVar[tuple[type, ...]] = (OfflineTask, OfflineValues, IQL, Torso, Hardware, Run)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": DEFAULTS}
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box, Discrete)
-    make_network = sac.Config.make_network  # type: ignore[assignment]  # it takes these settings, too
+    make_network = sac.Config.make_network  # it takes these settings, too
 
 
 _VALUE = "value"
@@ -58,7 +59,7 @@ class IQLAgent(OfflineAgent):
     """Train IQL, an actor, two critics and a value network, from recorded episodes."""
 
     settings = Config
-    _config: Config  # type: ignore[assignment]  # the settings that ReplayAgent uses, by the same names
+    _config: Config
     network: ActorAndCritics
 
     @property
@@ -89,7 +90,9 @@ class IQLAgent(OfflineAgent):
         rates = (rate,) * len(critics)
         return {
             "value": self.make_step((_VALUE,), self._value_loss, ("value_loss", "value_mean"), rates=(rate,)),
-            "actor": self.make_step(("actor",), self._actor_loss, ("actor_loss", "advantage"), rates=(config.lr,)),
+            "actor": self.make_step(
+                ("actor",), self._actor_loss, ("actor_loss", "advantage"), rates=(config.lr,)
+            ),
             "critics": self.make_step(critics, self._critic_loss, ("q_loss", "q_mean"), rates=rates),
         }
 
@@ -125,4 +128,5 @@ class IQLAgent(OfflineAgent):
         """(r + d V(o') - Q(o, a))^2 (equation 6)."""
         following = self._value(weights[_VALUE], rows["next_observation"])[:, 0]
         target = q_learning.td_target(rows["reward"], rows["discount"], following)
-        return self.td_losses(tf.unstack(self._qs(weights, "", rows)), target, rows)
+        # Only the errors of the first gradient step are kept.
+        return self.td_losses(tf.unstack(self._qs(weights, "", rows)), target, rows)._replace(errors=None)

@@ -5,11 +5,9 @@ The gradient steps are those of the algorithms with replay. Only the batches com
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
@@ -28,8 +26,10 @@ AUTO = "auto"
 _PART_ROWS = 128
 _MOST_AT_ONCE = 50  # gradient steps of a call
 _BYTES_AT_ONCE = 2**26  # of their batches
-_OF_THE_SET = ("env", "env_kwargs", "frame_skip", "max_episode_steps", "distribution_mode", "num_levels")
-_OF_THE_SET += ("start_level", "action_masks")
+_OF_THE_SET = (
+    *("env", "env_kwargs", "frame_skip", "max_episode_steps", "distribution_mode", "num_levels"),
+    *("start_level", "action_masks"),
+)
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class OfflineTask(Task):
     """The recorded data, and the env of the evaluations."""
 
     dataset: str = ""
-    """The set to learn from: the folder of an RLDS or Minari set (tfrl.collect makes RLDS sets), the name of an
-    installed set of tensorflow-datasets, or minari:ID of an installed Minari set."""
+    """The set to learn from: the folder of an RLDS set (tfrl.collect makes them) or of a Minari set, the name
+    of an installed set of tensorflow-datasets, or minari:ID of an installed Minari set. Commas separate
+    several sets, which are one set then."""
     split: str = "train"
     """The split of an RLDS set."""
     env: str = AUTO
@@ -63,7 +64,7 @@ class Offline(ScheduledLearning):
     batch_size: Annotated[int, COUNT] = 256
     """Transitions of a gradient step, all workers together."""
     held_shards: Annotated[int | None, COUNT] = None
-    """Hold this many shards of the set in memory at a time, and replace one after the other in a random order.
+    """Hold this many shards of the set in memory at a time, and replace one after the other in random order.
     None: the whole set if it fits, otherwise as many as fit. A resumed run keeps its number."""
     max_grad_norm: Annotated[float | None, POSITIVE] = None
     """Clip the gradient of each network to this norm; None: no clipping."""
@@ -105,10 +106,10 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
 
     preset_summaries: ClassVar[Mapping[str, str]] = {"default": "for any set"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": DEFAULTS}
-    validation: ClassVar[float] = 0.0  # type: ignore[misc]  # BC has a setting
-    patience: ClassVar[int] = 0  # type: ignore[misc]  # as well
-    tau: ClassVar[float] = 1.0  # type: ignore[misc]  # algorithms with target networks have settings
-    target_every: ClassVar[int | None] = None  # type: ignore[misc]  # as well
+    validation: ClassVar[float] = 0.0  # BC has a setting
+    patience: ClassVar[int] = 0  # as well
+    tau: ClassVar[float] = 1.0  # algorithms with target networks have settings
+    target_every: ClassVar[int | None] = None  # as well
 
     @property
     def steps_per_update(self) -> int:
@@ -122,8 +123,9 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
 
     @property
     def part_rows(self) -> int:
-        """The number of rows of a part of a batch, the same on any topology: a power of two of parts, at least
-        4 if they divide the batch.
+        """The number of rows of a part of a batch, the same on any topology.
+
+        The number of parts is a power of two, and at least 4 if 4 divides the batch.
         """
         if self.micro_batch:
             return self.micro_batch
@@ -150,7 +152,8 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
         replicas = workers * replicas_per_worker
         if self.batch_size % replicas:
             raise UserError(
-                f"--batch-size must be divisible by the number of replicas, {replicas}; got {self.batch_size}."
+                f"--batch-size must be divisible by the number of replicas, {replicas}; got "
+                f"{self.batch_size}."
             )
         if self.micro_batch and (self.batch_size // replicas) % self.micro_batch:
             raise UserError(
@@ -171,23 +174,21 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
 
     def complete(self) -> Self:
         """These settings with derived values filled in."""
-        config = self
         if self.env == registry.NO_ENV and self.dataset and not registry.is_known(registry.NO_ENV):
             recorded.remember_spaces(self.dataset, self.split)
-        if self.dataset and Path(self.dataset).exists():  # a resumed run may begin in another folder
-            config = dataclasses.replace(self, dataset=str(Path(self.dataset)))
-        return super(OfflineSettings, config).complete()
+        return super().complete()
 
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
         if not self.dataset:
             raise UserError(
-                f"{self.algorithm} needs --dataset, the folder or the name of a set; python -m tfrl.collect makes one."
+                f"{self.algorithm} needs --dataset, the folder or the name of a set; python -m tfrl.collect "
+                "makes one."
             )
         if self.env == AUTO:
             raise UserError(
-                f"--dataset {self.dataset} names no env: give --env ID for evaluations, or --env none to train "
-                "without them."
+                f"--dataset {self.dataset} names no env: give --env ID for evaluations, or --env none to "
+                "train without them."
             )
         super().check()
 
@@ -228,14 +229,14 @@ class OfflineAgent(ReplayAgent):
         return {"learning": f"{self._config.batch_size:,} transitions a gradient step"}
 
     def set_observation_scaling(self, mean: np.ndarray, scale: np.ndarray) -> None:
-        """Sets the constants of clip((o - mean) * scale, -10, 10), float32 [K] each, if the network has them."""
+        """Sets the constants of clip((o - mean) * scale, -10, 10), float32 [K], if the network has them."""
         if "observations" in self.network.functions:
             vector = self.network.functions["observations"].join({"mean": mean, "scale": scale})
             self.learning.assign("observations", vector)
             self.acting.forget_weights()
 
     def validate(self, observations: np.ndarray, actions: np.ndarray) -> dict[str, float]:
-        """Metrics `validation/...` of transitions [n, ...] that are not learned; `validation/loss` is minimised."""
+        """Metrics of transitions [n, ...] that are not learned; a low `validation/loss` is good."""
         return {}
 
     @property

@@ -33,7 +33,7 @@ class Config(TD3BC, OfflineValues, OfflineSettings):
     sections: ClassVar[tuple[type, ...]] = (OfflineTask, OfflineValues, TD3BC, Torso, Hardware, Run)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": DEFAULTS}
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box,)
-    make_network = td3.Config.make_network  # type: ignore[assignment]  # it takes these settings, too
+    make_network = td3.Config.make_network  # it takes these settings, too
 
     @property
     def ineffective(self) -> dict[str, str]:

@@ -17,8 +17,10 @@ from tfrl.envs import callables, registry
 if TYPE_CHECKING:
     from tfrl.config.run import RLSettings
 
-ALGORITHMS = ("ppo", "drac", "ppg", "impala", "dqn", "ddpg", "td3", "sac", "reinforce")
-ALGORITHMS += ("bc", "iql", "td3_bc", "cql")  # from recorded data
+ALGORITHMS = (
+    *("ppo", "drac", "ppg", "impala", "dqn", "ddpg", "td3", "sac", "reinforce"),
+    *("bc", "iql", "td3_bc", "cql"),  # from recorded data
+)
 """The names of `python -m tfrl.NAME`, beside ppo_procgen."""
 
 

@@ -221,7 +221,9 @@ def check(task: EnvSettings) -> None:
             if getattr(task, name):
                 flag = name.replace("_", "-")
                 raise ValueError(f"--{flag} is for Gymnasium's envs, and {env} is not one: leave it out")
-    elif env != NO_ENV and not (callables.is_name(env) or re.fullmatch(r"\S+-v\d+", env)):  # an id of Gymnasium
+    elif env != NO_ENV and not (
+        callables.is_name(env) or re.fullmatch(r"\S+-v\d+", env)
+    ):  # an id of Gymnasium
         from tfrl.envs.gymnasium import did_you_mean
 
         known = ", ".join(env_names())

@@ -1,16 +1,15 @@
 """Recorded episodes: RLDS sets and Minari sets, and the spaces of an env in them.
 
 An RLDS set (Ramos et al. 2021, arXiv:2111.02767) is a set of tensorflow-datasets with an example for each
-episode. A step has `observation`, `action`, `reward`, `discount`, `is_first`, `is_last` and `is_terminal`. The
-last step of an episode has only an observation: its action and reward mean nothing.
+episode. A step has `observation`, `action`, `reward`, `discount`, `is_first`, `is_last` and `is_terminal`.
+The last step of an episode has only an observation: its action and reward mean nothing.
 
-`write_shard` and `Manifest` write the sets of `tfrl.collect`: shard after shard, and then the file that counts
-them, so a set is complete at any time. `open_set` reads the sets of tfrl and of others.
+`write_shard` and `Manifest` write the sets of `tfrl.collect`: shard after shard, and then the file that
+counts them, so a set is complete at any time. `open_set` reads the sets of tfrl and of others.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import json
@@ -27,7 +26,7 @@ import numpy as np
 from tfrl import __version__
 from tfrl.cli.errors import UserError
 from tfrl.envs import registry
-from tfrl.envs.observations import CHOICES, IMAGE, MASK, NUMBERS, ArraySpec, Part
+from tfrl.envs.observations import CHOICES, IMAGE, NUMBERS, ArraySpec, Part
 from tfrl.envs.registry import FACTS_FILE, Facts
 from tfrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
 from tfrl.ops.graph import tf
@@ -44,7 +43,7 @@ _PNG_CHANNELS = (1, 3, 4)
 _FIELDS = ("observation", "action", "reward", "is_last", "is_terminal")
 
 Arrays = Any
-"""An array, or a nest of dicts of arrays, as a Dict or Tuple space has them; the keys of a Tuple are "0", "1"."""
+"""An array, or a nest of dicts of arrays, as of a Dict or Tuple space; the keys of a Tuple are "0", "1"."""
 
 
 class Episode(NamedTuple):
@@ -113,7 +112,9 @@ class Spaces:
             "observation": array(shown),
             "action": array(self.taken(np.zeros((1, *self.action.shape), self.action.dtype))),
             "reward": of.Scalar(np.float32, doc="of the action, as the env gave it"),
-            "discount": of.Scalar(np.float32, doc="0 after an action that ended the episode for good, else 1"),
+            "discount": of.Scalar(
+                np.float32, doc="0 after an action that ended the episode for good, else 1"
+            ),
             **{name: of.Scalar(np.bool_) for name in ("is_first", "is_last", "is_terminal")},
         }
         return of.FeaturesDict({"steps": of.Dataset(step), "episode_id": of.Scalar(np.int64)})
@@ -204,7 +205,7 @@ def _starts(part: Part) -> np.ndarray:
 
 
 class RawEpisode(NamedTuple):
-    """An episode of T steps as a set has it; `observations` [T + 1, ...], `actions` [T, ...], `rewards` [T]."""
+    """An episode of T steps as a set has it: observations [T + 1, ...], actions [T, ...], rewards [T]."""
 
     observations: Arrays
     actions: np.ndarray
@@ -232,7 +233,11 @@ def write_shard(path: Path, spaces: Spaces, episodes: Sequence[Episode], first: 
     features = spaces.features(tfds)
     serializer = tfds.core.example_serializer.ExampleSerializer(features.get_serialized_info())
     size = 0
-    with files.replacing(path) as staged, files.tensorflow_writes(), tf.io.TFRecordWriter(str(staged)) as file:
+    with (
+        files.replacing(path) as staged,
+        files.tensorflow_writes(),
+        tf.io.TFRecordWriter(str(staged)) as file,
+    ):
         for number, episode in enumerate(episodes, start=first):
             steps = _encoded(_steps(spaces, episode), features["steps"].feature)
             record = serializer.serialize_example({"steps": steps, "episode_id": np.int64(number)})
@@ -333,7 +338,10 @@ class Manifest:
         """Writes all of them; `facts` are those of `registry.facts_text`. Raises OSError."""
         features = self.folder / "features.json"
         if not features.exists():
-            files.write(features, json.dumps(spaces.features(import_tfds()).to_json(), indent=2, sort_keys=True) + "\n")
+            files.write(
+                features,
+                json.dumps(spaces.features(import_tfds()).to_json(), indent=2, sort_keys=True) + "\n",
+            )
         if facts is not None and not (self.folder / FACTS_FILE).exists():
             files.write(self.folder / FACTS_FILE, facts)
         returns = [value for shard in self.shards for value in shard.returns]
@@ -357,8 +365,9 @@ class Manifest:
             "name": self.name,
             "version": "1.0.0",
             "fileFormat": "tfrecord",
-            "description": f"Episodes of {self.about['env']} in the format of RLDS, collected by tfrl. Actions "
-            "are those of the env. The observation after a terminal step is not known: it is the last one again.",
+            "description": f"Episodes of {self.about['env']} in the format of RLDS, collected by tfrl. "
+            "Actions are those of the env. The observation after a terminal action is not known: it is the "
+            "last one again.",
             "splits": [split],
         }
         files.write(self.folder / INFO_FILE, json.dumps(info, indent=2) + "\n")
@@ -403,17 +412,30 @@ class RecordedSet:
     shards: Sequence[Shard]
 
 
+def names_in(dataset: str) -> list[str]:
+    """The names of the sets of a setting; commas separate them."""
+    return [dataset] if Path(dataset).exists() else [name.strip() for name in dataset.split(",")]
+
+
 def check_set(dataset: str) -> None:
     """Raises UserError if a name is no set that can be here. Needs no TensorFlow, and reads no episode."""
+    for name in names_in(dataset):
+        _check_one(name)
+
+
+def _check_one(dataset: str) -> None:
     path = Path(dataset)
     if dataset.startswith(MINARI) or (path / MINARI_FILE).is_file():
         if importlib.util.find_spec("minari") is None:
-            raise UserError(f"--dataset {dataset} needs Minari, which is not installed: pip install 'tfrl[minari]'.")
+            raise UserError(
+                f"--dataset {dataset} needs Minari, which is not installed: pip install 'tfrl[minari]'."
+            )
     elif path.exists() and not path.is_dir():
         raise UserError(f"--dataset {dataset} is a file; give the folder of a set.")
     elif path.is_dir() and _rlds_folder(path) is None:
         raise UserError(
-            f"--dataset {dataset} has no set: neither {INFO_FILE} of an RLDS set nor {MINARI_FILE} of a Minari set."
+            f"--dataset {dataset} has no set: neither {INFO_FILE} of an RLDS set nor {MINARI_FILE} of a "
+            "Minari set."
         )
     elif not path.exists() and (path.is_absolute() or dataset.startswith(".")):
         raise UserError(f"--dataset {dataset} does not exist.")
@@ -427,16 +449,24 @@ def _rlds_folder(path: Path) -> Path | None:
 
 
 def open_set(dataset: str, split: str = "train") -> RecordedSet:
-    """Opens the set with this name: a folder, a set of tensorflow-datasets, or `minari:ID`.
+    """Opens the set with this name: a folder, a set of tensorflow-datasets, `minari:ID`, or several as one.
 
-    Raises UserError if there is none, or it has no episodes.
+    Raises UserError if there is none, if it has no episodes, or if several are of different envs.
     """
     check_set(dataset)
-    path = Path(dataset)
-    if dataset.startswith(MINARI) or (path / MINARI_FILE).is_file():
-        found = _open_minari(dataset)
-    else:
-        found = _open_rlds(dataset, split)
+    found = [_open_one(name, split) for name in names_in(dataset)]
+    envs = {one.env: one.name for one in found}
+    if len(envs) > 1:
+        (first, name), (second, other), *_ = envs.items()
+        raise UserError(
+            f"{name} was recorded in {first or 'an env that it does not name'}, and {other} in {second}."
+        )
+    return RecordedSet(dataset, found[0].env, [shard for one in found for shard in one.shards])
+
+
+def _open_one(dataset: str, split: str) -> RecordedSet:
+    is_minari = dataset.startswith(MINARI) or (Path(dataset) / MINARI_FILE).is_file()
+    found = _open_minari(dataset) if is_minari else _open_rlds(dataset, split)
     if not found.shards:
         raise UserError(f"{dataset} has no episodes.")
     return found
@@ -450,7 +480,9 @@ def _open_rlds(dataset: str, split: str) -> RecordedSet:
         else:
             builder = tfds.builder(dataset, try_gcs=False)
     except Exception as error:  # of many classes, by what is wrong
-        reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+        reason = (
+            str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+        )
         raise UserError(f"--dataset {dataset} cannot be opened by tensorflow-datasets: {reason}.") from None
     if folder is None and not Path(str(builder.data_path)).exists():
         raise UserError(
@@ -460,7 +492,11 @@ def _open_rlds(dataset: str, split: str) -> RecordedSet:
     info = builder.info
     if split not in info.splits:
         known = ", ".join(info.splits) or "none"
-        raise UserError(f"{dataset} has no split {split!r}; it has {known}." if info.splits else f"{dataset} has no episodes.")
+        raise UserError(
+            f"{dataset} has no split {split!r}; it has {known}."
+            if info.splits
+            else f"{dataset} has no episodes."
+        )
     features = info.features
     steps = getattr(features["steps"], "feature", {}) if "steps" in features else {}
     for name in _FIELDS:
@@ -475,7 +511,9 @@ def _open_rlds(dataset: str, split: str) -> RecordedSet:
         Shard(
             str(one.filename),
             int(total * one.examples_in_shard / episodes),
-            functools.partial(_read_rlds, tfds, adapter, info.features, str(one.filename), one.examples_in_shard),
+            functools.partial(
+                _read_rlds, tfds, adapter, info.features, str(one.filename), one.examples_in_shard
+            ),
         )
         for one in info.splits[split].file_instructions
     ]
@@ -530,7 +568,9 @@ def _raw(steps: Mapping[str, Any]) -> RawEpisode:
     if end < 1:
         return RawEpisode(steps["observation"], steps["action"][:0], steps["reward"][:0], False)
     observations = _map(lambda array: array[: end + 1], steps["observation"])
-    return RawEpisode(observations, steps["action"][:end], steps["reward"][:end], bool(steps["is_terminal"][end]))
+    return RawEpisode(
+        observations, steps["action"][:end], steps["reward"][:end], bool(steps["is_terminal"][end])
+    )
 
 
 def _map(function: Callable[[Any], Any], arrays: Arrays) -> Arrays:
@@ -545,13 +585,19 @@ def _open_minari(dataset: str) -> RecordedSet:
     try:
         import minari
     except ImportError:
-        raise UserError(f"--dataset {dataset} needs Minari, which is not installed: pip install 'tfrl[minari]'.") from None
+        raise UserError(
+            f"--dataset {dataset} needs Minari, which is not installed: pip install 'tfrl[minari]'."
+        ) from None
     name = dataset.removeprefix(MINARI)
     try:
-        found = minari.MinariDataset(Path(name) / "data") if Path(name).is_dir() else minari.load_dataset(name)
+        found = (
+            minari.MinariDataset(Path(name) / "data") if Path(name).is_dir() else minari.load_dataset(name)
+        )
         total, env = found.total_episodes, found.spec.env_spec
     except Exception as error:  # of many classes, by what is wrong
-        reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+        reason = (
+            str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+        )
         raise UserError(f"--dataset {dataset} cannot be opened by Minari: {reason}.") from None
     file = str(Path(str(found.storage.data_path)) / MINARI_FILE.name)
     size = Path(file).stat().st_size if Path(file).is_file() else 0
@@ -561,10 +607,14 @@ def _open_minari(dataset: str) -> RecordedSet:
         try:
             for one in found.iterate_episodes(range(begin, end)):
                 observations = _map(np.asarray, one.observations)
-                yield RawEpisode(observations, _plain(one.actions), one.rewards, bool(one.terminations[-1:].any()))
+                yield RawEpisode(
+                    observations, _plain(one.actions), one.rewards, bool(one.terminations[-1:].any())
+                )
                 number += 1
         except (OSError, KeyError, ValueError) as error:
-            raise UserError(f"{file} is damaged at episode {number}: {str(error).splitlines()[0][:120]}.") from None
+            raise UserError(
+                f"{file} is damaged at episode {number}: {str(error).splitlines()[0][:120]}."
+            ) from None
 
     begins = range(0, total, _MINARI_EPISODES)
     ends = [min(total, begin + _MINARI_EPISODES) for begin in begins]
@@ -599,6 +649,7 @@ def import_tfds() -> Any:
 def env_settings(dataset: str, names: Sequence[str]) -> dict[str, Any]:
     """The settings of these names of the env that a set names; empty if it names none. Raises UserError."""
     check_set(dataset)
+    dataset = names_in(dataset)[0]
     path = Path(dataset)
     if dataset.startswith(MINARI) or (path / MINARI_FILE).is_file():
         env = _open_minari(dataset).env
@@ -615,7 +666,7 @@ def remember_spaces(dataset: str, split: str = "train") -> None:
     not be imported before the run is set up.
     """
     check_set(dataset)
-    folder = _rlds_folder(Path(dataset))
+    folder = _rlds_folder(Path(names_in(dataset)[0]))
     text = None if folder is None else files.read_text(folder / FACTS_FILE)
     if text is None:
         command = [sys.executable, "-m", "tfrl.collect", "--facts", dataset, "--split", split]
@@ -632,7 +683,9 @@ def facts_of(dataset: str, split: str) -> str:
     found = open_set(dataset, split)
     shown: dict[tuple[str, ...], list[np.ndarray]] = {}
     bounds: list[np.ndarray] = []
-    kind, parts, size = "f", {}, ()
+    parts: dict[tuple[str, ...], np.ndarray] = {}
+    kind = "f"
+    size: tuple[int, ...] = (1,)
     for shard in found.shards:
         for raw in shard.raw():
             for keys, array in _leaves(raw.observations):
@@ -650,8 +703,8 @@ def facts_of(dataset: str, split: str) -> str:
     action: ActionSpec
     if kind == "f":
         inside = bool((low >= -1).all() and (high <= 1).all())
-        ends = (-np.ones(low.shape), np.ones(low.shape)) if inside else (low, high)
-        action = Box(*(tuple(map(float, end)) for end in ends))
+        low, high = (-np.ones(low.shape), np.ones(low.shape)) if inside else (low, high)
+        action = Box(tuple(map(float, low)), tuple(map(float, high)))
     elif size:
         counts = tuple(int(n) + 1 for n in high)
         action = MultiDiscrete(counts, (0,) * len(counts))

@@ -1,8 +1,8 @@
 """The transitions of a recorded set in memory, and the batches of gradient steps drawn from them.
 
 A set that fits is held whole. From a larger one, a window of shards is held: after some gradient steps, the
-next shard of a random order replaces the oldest one. The shards of a step and its batch depend only on the seed
-and the number of the step, so they are the same on any topology and after a resume.
+next shard of a random order replaces the oldest one. The shards of a step and its batch depend only on the
+seed and the number of the step, so they are the same on any topology and after a resume.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class Block(NamedTuple):
         """The block of these episodes."""
         if not episodes:
             nothing = (0, *spaces.observation.shape), (0, *spaces.action.shape)
-            shown, taken = np.zeros(nothing[0], spaces.observation.dtype), np.zeros(nothing[1], spaces.action.dtype)
+            shown, taken = (
+                np.zeros(nothing[0], spaces.observation.dtype),
+                np.zeros(nothing[1], spaces.action.dtype),
+            )
             return cls(shown, taken, np.zeros(0, np.float32), np.zeros(0, bool), np.zeros(0, np.int64))
         lengths = np.array([len(episode.rewards) for episode in episodes])
         begins = np.cumsum(lengths + 1) - lengths - 1
@@ -69,7 +72,10 @@ class Block(NamedTuple):
         """One block of several."""
         begins = np.cumsum([0, *(len(block.rewards) for block in blocks)])
         at = np.concatenate([block.at + begin for block, begin in zip(blocks, begins, strict=False)])
-        return cls(*(np.concatenate(arrays) for arrays in zip(*(block[:4] for block in blocks), strict=True)), at)
+        observations, actions, rewards, terminated = (
+            np.concatenate(arrays) for arrays in zip(*(block[:4] for block in blocks), strict=True)
+        )
+        return cls(observations, actions, rewards, terminated, at)
 
     @property
     def nbytes(self) -> int:
@@ -162,7 +168,9 @@ class Transitions:
         if not self.summary.lengths:
             raise UserError(f"{recorded.name} has no episodes.")
         if not sum(count for _, count in self.summary.shards):
-            raise UserError(f"{recorded.name} has no episodes beside those for validation; lower --validation.")
+            raise UserError(
+                f"{recorded.name} has no episodes beside those for validation; lower --validation."
+            )
         self.window = len(recorded.shards) if kept else self._window(window)
         self._whole = Block.joined(kept) if kept else None
         self._steps_of_shard = max(1, round(self._transitions / len(recorded.shards) / batch_size))
@@ -177,7 +185,8 @@ class Transitions:
         whole = window is None or window >= len(self._recorded.shards)
         for number, shard in enumerate(self._recorded.shards):
             self._begins.append(len(self.summary.lengths))
-            training, validation = [], []
+            training: list[Episode] = []
+            validation: list[Episode] = []
             for episode in shard.episodes(self._spaces):
                 mine = validation if self._validates(len(self.summary.lengths)) else training
                 mine.append(episode)
@@ -216,14 +225,20 @@ class Transitions:
         if wanted > fits or fits < 1:
             place = f"{self._recorded.name} in shards of {filesize.decimal(most)}"
             raise UserError(
-                f"{place} does not fit: {max(2, wanted + 1)} of them need more than {_SHARE:.0%} of this machine's "
-                f"memory of {filesize.decimal(memory)}; " + (f"use --held-shards {fits}." if fits > 0 else "use smaller shards.")
+                f"{place} does not fit: {max(2, wanted + 1)} of them need more than {_SHARE:.0%} of this "
+                f"machine's memory of {filesize.decimal(memory)}; "
+                + (f"use --held-shards {fits}." if fits > 0 else "use smaller shards.")
             )
         return wanted
 
     @property
     def _transitions(self) -> int:
         return sum(count for _, count in self.summary.shards)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the whole set is held."""
+        return self._whole is not None
 
     def in_words(self) -> str:
         """What is held, for the table before training."""
@@ -254,7 +269,9 @@ class Transitions:
         found, noise = [], []
         for number in range(first, first + steps):
             generator = rng.generator(self._seed, rng.Use.RECORDED, _BATCHES, number)
-            blocks = [self._whole] if self._whole is not None else self._blocks(number // self._steps_of_shard)
+            blocks = (
+                [self._whole] if self._whole is not None else self._blocks(number // self._steps_of_shard)
+            )
             counts = np.cumsum([len(block.at) for block in blocks])
             drawn = generator.integers(counts[-1], size=self._batch_size)[rows]
             noise.append(generator.standard_normal((self._batch_size, noise_size), np.float32)[rows])
@@ -263,13 +280,15 @@ class Transitions:
         return Batch(*fields), np.stack(noise)[:, None]
 
     def draw(self, generator: np.random.Generator, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-        """Transitions of a set that is held whole, fields [*shape, ...] of `Batch`, drawn by the generator."""
+        """Transitions of a set that is held whole: the fields [*shape, ...] of `Batch`."""
         assert self._whole is not None
         drawn = generator.integers(len(self._whole.at), size=shape).reshape(-1)
         fields = self._gather([self._whole], np.array([len(self._whole.at)]), drawn)
         return tuple(array.reshape(*shape, *array.shape[1:]) for array in fields)
 
-    def _gather(self, blocks: Sequence[Block], counts: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _gather(
+        self, blocks: Sequence[Block], counts: np.ndarray, drawn: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
         """The fields of `Batch` [b, ...] of the transitions of these numbers, int64 [b]."""
         if len(blocks) == 1:
             return self._of_block(blocks[0], drawn)
@@ -318,7 +337,9 @@ class Transitions:
     def _read(self, shard: int) -> Block:
         episodes = self._recorded.shards[shard].episodes(self._spaces)
         numbered = enumerate(episodes, start=self._begins[shard])
-        return Block.of([episode for number, episode in numbered if not self._validates(number)], self._spaces)
+        return Block.of(
+            [episode for number, episode in numbered if not self._validates(number)], self._spaces
+        )
 
     def close(self) -> None:
         """Ends the thread that reads."""

@@ -277,7 +277,7 @@ def _headed(torso: keras.Model, outputs: int, gain: float, seed: int) -> keras.M
 
 
 def state_value(config: RLSettings, precision: str) -> Functional:
-    """A network V(o), float32 [B, 1], beside the networks of `ActorAndCritics`. Raises ValueError like them."""
+    """A network V(o), float32 [B, 1], beside those of `ActorAndCritics`. Raises ValueError like them."""
     seed = seeds_of(config.seed, 4)[3]
     torso = torso_of_rows(config, registry.specs(config)[0], precision, seed, critic=True)
     return Functional(_headed(torso, 1, 1.0, seed))

@@ -157,11 +157,11 @@ def check(config: RLSettings, cluster: TFConfig | None = None) -> None:
     config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
     check_callables(config, workers)
     check_run_folder(config)
+    if (dataset := getattr(config, "dataset", None)) is not None:
+        recorded.check_set(dataset)
     if isinstance(config, replay.BufferSettings):
         replay.check_memory(config, workers, here)
-    elif hasattr(config, "dataset"):
-        recorded.check_set(config.dataset)
-    else:
+    elif dataset is None:
         steps = config.steps_per_env * config.rollouts_held
         rollout.check_memory(registry.specs(config)[0], config.num_envs, steps, workers, here)
     if has_checkpoint(config.run_dir):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import json
 import math
 import time
 from collections import Counter
@@ -18,8 +20,10 @@ from tfrl.experience import recorded
 from tfrl.experience.episodes import evaluation_columns, evaluation_results
 from tfrl.experience.recorded import NO_ENV, Spaces
 from tfrl.experience.transitions import Transitions
-from tfrl.run.callbacks import Callback
+from tfrl.run import files
+from tfrl.run.callbacks import Callback, RunOfCallback
 from tfrl.run.checkpoint import State, under, with_prefix
+from tfrl.run.folder import DATA_FILE
 from tfrl.run.loop import Conclusion
 from tfrl.run.session import Session
 from tfrl.training import callbacks
@@ -41,9 +45,10 @@ class OfflineLearner(EnvLearner):
 
     def __init__(self, config: OfflineSettings, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
-        self.callbacks = _callbacks(config, session)
         self._spaces = Spaces(*registry.specs(config))
         self.transitions = self._read(config.held_shards)
+        data = {"name": config.dataset, **self.transitions.summary.results}
+        self.callbacks = (*_callbacks(config, session), DataFacts(data))
         share, worker = config.batch_size // session.runtime.num_workers, session.runtime.worker
         self._rows = slice(worker * share, (worker + 1) * share)
         self._sampler = concurrent.futures.ThreadPoolExecutor(1, "batches")
@@ -56,7 +61,7 @@ class OfflineLearner(EnvLearner):
         found = recorded.open_set(config.dataset, config.split)
         if found.env is not None and config.env not in (NO_ENV, registry.own_name(found.env)):
             self._check_env(found.env)
-        scaling = Transitions(
+        return Transitions(
             found,
             self._spaces,
             seed=config.seed,
@@ -67,7 +72,6 @@ class OfflineLearner(EnvLearner):
             window=window,
             on_shard=lambda count: session.watchdog.beat(),
         )
-        return scaling
 
     def _check_env(self, env: str) -> None:
         """Raises UserError if a set of another env has other spaces; warns if it has the same spaces."""
@@ -211,8 +215,8 @@ class OfflineLearner(EnvLearner):
         if not np.array_equal(there["set"], [len(found.lengths), found.steps, sum(found.returns)]):
             raise UserError(
                 f"the set {self._config.dataset} has changed since {self._config.run_dir} began: it has "
-                f"{len(found.lengths):,} episodes now, and had {int(there['set'][0]):,}; give the same set, or "
-                "choose another --run-name."
+                f"{len(found.lengths):,} episodes now, and had {int(there['set'][0]):,}; give the same set, "
+                "or choose another --run-name."
             )
         if int(there["window"]) != self.transitions.window:  # this machine has another memory
             self.transitions.close()
@@ -258,7 +262,22 @@ class OfflineLearner(EnvLearner):
             )
         data = outcome["dataset"]
         shown = {"return": data["return_mean"], "episodes": data["episodes"], "normalized_return": None}
-        return Conclusion(sentences, *results_table(outcome, {"the data": shown}), next_commands(self._config))
+        return Conclusion(
+            sentences, *results_table(outcome, {"the data": shown}), next_commands(self._config)
+        )
+
+
+class DataFacts(Callback):
+    """Writes the facts about the set into the run's folder, on the chief, for reports."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self._facts = facts
+
+    def on_start(self, run: RunOfCallback) -> None:
+        """Writes the file. If the disk is full, reports do not show the set."""
+        if run.is_chief:
+            with contextlib.suppress(OSError):
+                files.write(run.folder / DATA_FILE, json.dumps(self._facts, indent=2) + "\n")
 
 
 def _callbacks(config: OfflineSettings, session: Session) -> list[Callback]:
