@@ -669,7 +669,7 @@ def remember_spaces(dataset: str, split: str = "train") -> None:
     folder = _rlds_folder(Path(names_in(dataset)[0]))
     text = None if folder is None else files.read_text(folder / FACTS_FILE)
     if text is None:
-        command = [sys.executable, "-m", "tfrl.collect", "--facts", dataset, "--split", split]
+        command = [sys.executable, "-m", "tfrl.collect", "--describe", dataset, "--facts", "--split", split]
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         if found.returncode:
             sentence = found.stderr.strip().splitlines()[-1:] or ["it ended without a word"]
