@@ -13,6 +13,7 @@ SHOWN = {
     "own_callback": "ended after",
     "own_algorithm": "mean return",
     "use_a_policy": "actions of a batch: [[",
+    "offline": "after PPO",
 }
 # What the other examples show has tests of its own in other files.
 SHORT = ("own_env",)
