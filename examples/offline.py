@@ -17,9 +17,8 @@ if __name__ == "__main__":
     cloned = tfrl.train(
         "bc", dataset=data, total_steps=2000, eval_episodes=16, logdir="logs", run_name="cloned"
     )
-    print(
-        f"recorded {cloned.results['dataset']['return_mean']:.0f}, cloned {cloned.results['eval']['test']['return']:.0f}"
-    )
+    recorded = cloned.results["dataset"]["return_mean"]
+    print(f"recorded {recorded:.0f}, cloned {cloned.results['eval']['test']['return']:.0f}")
 
     better = tfrl.train(
         "ppo",

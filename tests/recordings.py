@@ -13,7 +13,7 @@ def spaces_of(env):
 
 
 def episodes_of(env, lengths, seed=0):
-    """Made-up episodes; observation 0 of step t of episode e is e + t / 100, every second one is truncated."""
+    """Made-up episodes; observation 0 of step t of episode e is e + t / 100, every second is truncated."""
     spaces, generator = spaces_of(env), np.random.default_rng(seed)
     found = []
     for e, length in enumerate(lengths):

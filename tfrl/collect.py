@@ -423,7 +423,9 @@ def _one(shown: Any, i: int) -> Any:
     if not isinstance(shown, dict):
         return shown[i]
     parts = {name: _one(inner, i) for name, inner in shown.items()}
-    return tuple(parts.values()) if all(name.isdecimal() for name in parts) else parts
+    if all(name.isdecimal() for name in parts):
+        return tuple(parts[name] for name in sorted(parts, key=int))
+    return parts
 
 
 # Describing

@@ -1,4 +1,4 @@
-"""Recorded sets: what is written is read, by tensorflow-datasets too; sets of others; faults get a sentence."""
+"""Recorded sets: what is written is read, sets of others are read, and faults get a sentence."""
 
 import json
 import subprocess
