@@ -23,7 +23,8 @@ _AGENTS = {
     "ppg": "PPGAgent",
     "impala": "ImpalaAgent",
 }
-_AGENTS |= {name: f"{name.upper()}Agent" for name in ("dqn", "ddpg", "td3", "sac")}
+_AGENTS |= {name: f"{name.upper()}Agent" for name in ("dqn", "ddpg", "td3", "sac", "bc", "iql", "cql")}
+_AGENTS["td3_bc"] = "TD3BCAgent"
 
 
 class Stepwise(OnPolicyLearner):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tfrl.library import Policy as Policy
     from tfrl.library import Run as Run
     from tfrl.library import Trainer as Trainer
+    from tfrl.library import collect as collect
     from tfrl.library import evaluate as evaluate
     from tfrl.library import load as load
     from tfrl.library import train as train
@@ -29,7 +30,7 @@ _PUBLIC = {
     **dict.fromkeys(("SettingsError", "TrainingError"), "tfrl.cli.errors"),
     "Callback": "tfrl.run.callbacks",
 }
-_MODULES = ("callbacks", "evaluate")  # the module `evaluate` can be called
+_MODULES = ("callbacks", "collect", "evaluate")  # the last two modules can be called
 
 
 def __getattr__(name: str) -> object:

@@ -19,7 +19,7 @@ from tfrl.envs import callables
 COMMANDS = (
     "tfrl.ppo_procgen",
     *(f"tfrl.{algorithm}" for algorithm in ALGORITHMS),
-    *("tfrl.tune", "tfrl.status", "tfrl.report", "tfrl.evaluate", "tfrl.record", "tfrl.env"),
+    *("tfrl.tune", "tfrl.status", "tfrl.report", "tfrl.evaluate", "tfrl.record", "tfrl.collect", "tfrl.env"),
     *("tfrl.completion", "resnet", "resnet.train", "resnet.evaluate", "cluster.launch", "cluster.tf_config"),
 )
 

@@ -31,7 +31,7 @@ from tfrl.experience import episodes as playing
 from tfrl.networks.weights import PolicySource, find_policy
 from tfrl.reporting import runs, scores
 from tfrl.run.callbacks import Callback
-from tfrl.run.folder import read_results
+from tfrl.run.folder import read_results, weights_sha256
 from tfrl.run.metrics import PROGRESS_FILE, logged_steps
 
 if TYPE_CHECKING:
@@ -376,7 +376,7 @@ class Policy:
 
     def __init__(self, source: PolicySource, player: SavedPolicy) -> None:
         self.config, self.source = source.config, source.name
-        self._player = player
+        self._player, self._weights = player, source.weights
         self._observation, self._action = registry.specs(source.config)
         inputs = [part for part in self._observation.parts if part.kind != observations.MASK]
         self._shows_mask = all(part.keys != (observations.ACTION_MASK,) for part in inputs)
@@ -653,3 +653,94 @@ def evaluate(
     of_envs = [returns[env :: len(played.returns)].mean() for env in range(len(played.returns))]
     interval = scores.stratified_bootstrap([np.array(of_envs)], scores.mean)
     return Evaluation(returns, lengths.astype(np.int64), solved, interval)
+
+
+# Recorded data
+
+
+def collect(
+    policy: Policy | str | Callable[[Any], Any],
+    *,
+    env: str | MakeEnv | None = None,
+    out: str | Path,
+    episodes: int | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    greedy: bool | None = None,
+    epsilon: float | None = None,
+    shard_episodes: int = 64,
+) -> Path:
+    """Records episodes of a policy as an RLDS set, which tensorflow-datasets and `--dataset` read.
+
+    Args:
+      policy: the result of `load`, "random" for uniform actions, or a function from an observation of the env
+        to an action of `env.step`, such as a script or a human with a keyboard.
+      env: the env, as in `train`. None: the env of the run of `policy`.
+      out: the folder of the set. If it has a part of the same set, that is continued; a function cannot be
+        told from another one.
+      episodes: the number of episodes. None: 100, or as many as `steps` needs.
+      steps: record whole episodes until there are this many env steps.
+      seed: decides the episodes and the actions. None: the seed of the run, or 1.
+      greedy: True takes the most likely actions, False draws actions. None: as in the run's own evaluations.
+      epsilon: take the most likely actions, but uniform ones in this share of steps.
+      shard_episodes: episodes of a file.
+
+    Returns:
+      The folder.
+
+    Raises:
+      SettingsError: the env does not exist, the policy cannot play it, or the folder has another set or
+        cannot be written. Complete files stay.
+      TrainingError: the env failed.
+    """
+    with _our_errors():
+        from tfrl.collect import (
+            CallablePolicy,
+            EpsilonGreedy,
+            Spaces,
+            UniformPolicy,
+            record,
+            task_without_run,
+        )
+
+        if isinstance(policy, Policy):
+            task: Any = task_of(policy.config, env, seed)
+            player: Any = policy._player
+            player.greedy = epsilon is not None or (policy.config.eval_greedy if greedy is None else greedy)
+            about = {
+                "policy": f"{policy.config.algorithm}, {policy.source}",
+                "weights": weights_sha256(policy._weights),
+                "actions": "greedy" if player.greedy else "sampled",
+                "epsilon": epsilon,
+            }
+            if epsilon is not None:
+                uniform = UniformPolicy(*registry.specs(task))
+                player = EpsilonGreedy(player, uniform, coerce(epsilon, float, "epsilon"))
+        elif env is None:
+            raise UserError("collect needs an env with a policy that is not of a run.")
+        elif greedy is not None or epsilon is not None:
+            raise UserError("greedy and epsilon need a policy of a run; leave them out.")
+        else:
+            task = task_without_run(_name_of(env), seed)
+            spaces = Spaces(*registry.specs(task))
+            if policy == "random":
+                player = UniformPolicy(spaces.observation, spaces.action)
+            elif callable(policy):
+                player = CallablePolicy(policy, spaces)
+            else:
+                raise UserError(
+                    f'policy must be a policy of tfrl.load, "random" or a function; got {policy!r}.'
+                )
+            name = "uniform" if policy == "random" else getattr(policy, "__name__", type(policy).__name__)
+            about = {"policy": name, "weights": None, "actions": "its own", "epsilon": None}
+            about |= {"actions": "uniform"} if policy == "random" else {}
+        record(
+            lambda: player,
+            task,
+            about,
+            Path(out),
+            episodes=episodes,
+            steps=steps,
+            shard_episodes=shard_episodes,
+        )
+    return Path(out)

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.random:
         if words:
             raise UserError(f"--random takes no run; got {words[0]}.")
-        task, source = _task_without_run(options.random, options.seed), None
+        task, source = task_without_run(options.random, options.seed), None
         path = Path(options.out or f"{registry.file_name(task.env)}.{options.format}")
     else:
         run = run_folder(flags.one(words, "run", _USAGE))
@@ -109,7 +109,7 @@ class UniformPolicy:
         """Remembers nothing."""
 
 
-def _task_without_run(env: str, seed: int | None) -> Task:
+def task_without_run(env: str, seed: int | None) -> Task:
     """The task of playing an env on all its levels. Raises UserError if there is no such env."""
     task = Task(env=registry.own_name(env), seed=1 if seed is None else seed)
     check_task(task)

@@ -15,6 +15,7 @@ SHOWN = {
     "own_algorithm": "mean return",
     "own_loop": "evaluated again",
     "use_a_policy": "actions of a batch: [[",
+    "offline": "after PPO",
 }
 # What the other examples show has tests of its own in other files.
 SHORT = ("own_env",)

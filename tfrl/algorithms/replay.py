@@ -74,6 +74,9 @@ class ReplayLearning(ScheduledLearning):
     """Update of a target network: target += tau (learned - target). 1: a copy."""
     target_every: Annotated[int | None, COUNT] = None
     """Gradient steps between updates of the target networks. None: 1; with DDPG and TD3, --policy-delay."""
+    dataset: str | None = None
+    """A set of recorded episodes (docs/offline.md), which gives half of the transitions of each batch. None:
+    all are from the replay."""
 
 
 DEFAULTS: Mapping[str, Any] = {
@@ -244,6 +247,13 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
                 f"--actors {self.actors} needs a --lag of 1 or more with {self.algorithm}: without a lag, "
                 "its gradient steps come between env steps."
             )
+        if self.dataset is not None and self.batch_size // self.num_envs % 2:
+            raise UserError(
+                f"--dataset gives half of each batch: --batch-size must be divisible by twice --num-envs "
+                f"{self.num_envs}; got {self.batch_size}."
+            )
+        if self.dataset is not None and self.prioritized_replay:
+            raise UserError("--dataset cannot be used with --prioritized, which draws all from the replay.")
         if self.batch_size > self.replay_size:
             raise UserError(
                 f"--batch-size must be at most --replay-size {self.replay_size}; got {self.batch_size}."

@@ -18,7 +18,10 @@ from tfrl.envs.facts import remember_facts
 if TYPE_CHECKING:
     from tfrl.config.run import RLSettings
 
-ALGORITHMS = ("ppo", "drac", "daac", "ppg", "impala", "dqn", "ddpg", "td3", "sac", "reinforce")
+ALGORITHMS = (
+    *("ppo", "drac", "daac", "ppg", "impala", "dqn", "ddpg", "td3", "sac", "reinforce"),
+    *("bc", "iql", "td3_bc", "cql"),  # from recorded data
+)
 """The names of `python -m tfrl.NAME`, beside ppo_procgen."""
 
 

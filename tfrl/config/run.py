@@ -357,6 +357,11 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         settings. Raises ValueError if the zoo cannot build it.
         """
 
+    @property
+    def network_maker(self) -> Any:
+        """The method that makes the network; runs with the same one can start from each other."""
+        return type(self).make_network
+
     def learned_rewards(self, rewards: np.ndarray) -> np.ndarray:
         """The learner's rewards, float32, before any normalisation, from the env's rewards, float32."""
         return rewards * np.float32(self.reward_scale) + np.float32(self.reward_shift)

@@ -6,6 +6,7 @@ needs no env. Only `find_facts` imports Gymnasium.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from tfrl.envs.observations import ACTION_MASK, IN_OBSERVATION, Part
 from tfrl.envs.spec import ActionSpec, ArraySpec, EnvSettings
 
 FACTS_FILE = "env.json"
+NO_ENV = "none"
+"""The env of a run that learns from recorded data alone; the set has its spaces."""
 
 
 class Facts(NamedTuple):
@@ -74,9 +77,16 @@ def facts_of(task: EnvSettings) -> Facts:
       EnvError: its first reset or step fails, or returns values of the wrong kind.
     """
     key = _key(task.env, task.env_kwargs)
+    if key not in _known and task.env == NO_ENV:
+        raise ValueError("--env none is for algorithms that learn from recorded data, with their --dataset")
     if key not in _known:
         _known[key] = find_facts(*key)
     return _known[key]
+
+
+def is_known(env: str) -> bool:
+    """True if this process has the facts about an env without arguments."""
+    return _key(env, {}) in _known
 
 
 def find_facts(env_id: str, kwargs: str = "{}") -> Facts:
@@ -116,24 +126,33 @@ def find_facts(env_id: str, kwargs: str = "{}") -> Facts:
 
 def facts_text(task: EnvSettings) -> str:
     """The content of FACTS_FILE for Gymnasium's env of a task. Raises like `facts_of`."""
-    facts = facts_of(task)
+    return text_of(task.env, task.env_kwargs, facts_of(task))
+
+
+def text_of(env: str, kwargs: Mapping[str, Any], facts: Facts) -> str:
+    """The content of FACTS_FILE for these facts."""
     action = {"kind": type(facts.action).__name__, **dataclasses.asdict(facts.action)}
     found = facts._asdict() | {"observation": dataclasses.asdict(facts.observation), "action": action}
-    return json.dumps({"env": task.env, "env_kwargs": dict(task.env_kwargs), "facts": found}, indent=2) + "\n"
+    return json.dumps({"env": env, "env_kwargs": dict(kwargs), "facts": found}, indent=2) + "\n"
+
+
+def remember_none(text: str) -> None:
+    """Makes the facts of this content of a FACTS_FILE those of the env `none`."""
+    _remember({**json.loads(text), "env": NO_ENV, "env_kwargs": {}})
 
 
 def remember_facts(folder: Path) -> None:
     """Uses the facts in a folder's FACTS_FILE for its env, if the file exists and is readable."""
-    try:
-        content = json.loads((folder / FACTS_FILE).read_text(encoding="utf-8"))
-        found = {name: _with_tuples(value) for name, value in content["facts"].items()}
-        observation = _array_spec(found.pop("observation"))
-        kind = {kind.__name__: kind for kind in ActionSpec.__subclasses__()}[found["action"].pop("kind")]
-        action = kind(**found.pop("action"))
-        key = _key(content["env"], content["env_kwargs"])
-        _known[key] = Facts(observation, action, **found)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        _remember(json.loads((folder / FACTS_FILE).read_text(encoding="utf-8")))
+
+
+def _remember(content: Mapping[str, Any]) -> None:
+    found = {name: _with_tuples(value) for name, value in content["facts"].items()}
+    observation = _array_spec(found.pop("observation"))
+    kind = {kind.__name__: kind for kind in ActionSpec.__subclasses__()}[found["action"].pop("kind")]
+    action = kind(**found.pop("action"))
+    _known[_key(content["env"], content["env_kwargs"])] = Facts(observation, action, **found)
 
 
 def _array_spec(found: dict[str, Any]) -> ArraySpec:

@@ -116,7 +116,9 @@ def check(task: EnvSettings) -> None:
             if getattr(task, name):
                 flag = name.replace("_", "-")
                 raise ValueError(f"--{flag} is for Gymnasium's envs, and {env} is not one: leave it out")
-    elif not (callables.is_name(env) or re.fullmatch(r"\S+-v\d+", env)):  # an id of Gymnasium
+    elif env != facts.NO_ENV and not (
+        callables.is_name(env) or re.fullmatch(r"\S+-v\d+", env)
+    ):  # an id of Gymnasium
         from tfrl.envs.making import did_you_mean
 
         known = ", ".join(env_names())

@@ -279,3 +279,10 @@ def _critic(
 def _headed(torso: keras.Model, outputs: int, gain: float, seed: int) -> keras.Model:
     head = Head(outputs, features=torso.output_shape[-1], gain=gain, seed=seed)
     return keras.Model(torso.input, head(torso.output), name="headed")
+
+
+def state_value(config: RLSettings, precision: str) -> Functional:
+    """A network V(o), float32 [B, 1], beside those of `ActorAndCritics`. Raises ValueError like them."""
+    seed = seeds_of(config.seed, 4)[3]
+    torso = torso_of_rows(config, registry.specs(config)[0], precision, seed, critic=True)
+    return Functional(_headed(torso, 1, 1.0, seed))

@@ -302,7 +302,7 @@ def check_start(config: RLSettings) -> None:
 
 def _check_same_network(name: str, config: RLSettings, there: RLSettings) -> None:
     """Raises UserError if the settings of that run show other weights or another optimizer."""
-    if type(config).make_network is not type(there).make_network:
+    if config.network_maker is not there.network_maker:
         raise UserError(
             f"{name} is a run of {there.algorithm}, and {config.algorithm} cannot start from its networks."
         )
@@ -312,7 +312,8 @@ def _check_same_network(name: str, config: RLSettings, there: RLSettings) -> Non
             f"actions differ from those of {config.env}."
         )
     names = [name for name in (*DECIDE_WEIGHTS, *DECIDE_MLP) if name not in config.ineffective]
-    pairs = [(n, getattr(there, n, None), getattr(config, n, None)) for n in names]
+    shared = [name for name in names if hasattr(there, name) and hasattr(config, name)]
+    pairs = [(name, getattr(there, name), getattr(config, name)) for name in shared]
     if differing := [f"{flag(n)} {old} there, {new} here" for n, old, new in pairs if old != new]:
         raise UserError(f"{name} has another network or optimizer: {'; '.join(differing)}.")
 

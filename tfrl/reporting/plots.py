@@ -138,12 +138,24 @@ def learning_curves(groups: Sequence[Group]) -> Figure | None:
             ax.plot(steps, runs.mean(0), color=GREY, **style)
         for g in members:
             _draw_seeds(ax, g, names.index(g.label), titles)
+        _draw_data(ax, [run for g in members for run in g.runs])
         ax.set_title(env if mode == "easy" else f"{env} ({mode})")
         ax.set_xlim(0, end * 1.03 or 1)
         if (place := ax.get_subplotspec()) is not None and place.is_first_col():
             ax.set_ylabel("episode return (raw reward)")
     _legend(figure)
     return figure
+
+
+def _draw_data(ax: Axes, runs: Sequence[Run]) -> None:
+    """Draws the mean return of the recorded episodes that runs learn from, and a band of a deviation."""
+    sets = {found["name"]: found for run in runs if (found := run.data) is not None}
+    for number, (name, found) in enumerate(sets.items()):
+        mean, deviation = found["return_mean"], found["return_std"]
+        style: dict[str, Any] = {"color": GREY, "linewidth": 1.3}
+        style["linestyle"] = _DASHES[number % len(_DASHES)]
+        ax.axhline(mean, label=f"recorded episodes of {name}", **style)
+        ax.axhspan(mean - deviation, mean + deviation, color=GREY, alpha=0.12, linewidth=0)
 
 
 def _draw_seeds(ax: Axes, g: Group, v: int, titles: tuple[str, str]) -> None:
@@ -179,12 +191,20 @@ def learning_curve(run: Run) -> Figure:
         "rollout/episode_return": "episode return (raw reward)",
         "rollout/episode_length": "episode length (env steps)",
     }
+    if run.data is not None:  # there are no training episodes
+        losses = [name for name in run.progress if name.startswith(("train/", "validation/"))]
+        of_episodes = list(panels.items())[2:]
+        panels = {name: name.replace("/", ": ").replace("_", " ") for name in losses[:2]}
+        panels |= dict(of_episodes)
     figure, axes = _panels(len(panels), width=4.6, height=3.0, columns=2)
+    if run.data is not None:
+        figure.supxlabel("gradient steps")
     figure.suptitle(f"{run.config.env}, seed {run.config.seed}", x=0.99, horizontalalignment="right")
     for ax, (name, title) in zip(axes, panels.items(), strict=True):
         ax.plot(*run.points(name), label="while training", **line_style(0))
         ax.set(title=title, xlim=(0, run.env_steps * 1.03 or 1))
     returns, lengths = axes[-2:]
+    _draw_data(returns, [run])
     for v, level_set in enumerate(reversed(run.config.level_sets), start=1):
         title = level_set_title(run.config.env, level_set)
         label = title if title == "evaluation" else f"evaluation, {title}"
@@ -253,6 +273,21 @@ def _leave_out_spikes(ax: Axes) -> None:
     if top - bottom > 2 * (high - low) > 0:
         margin = 0.1 * (high - low)
         ax.set_ylim(max(bottom, low - margin), min(top, high + margin))
+
+
+# Recorded data
+
+
+@matplotlib.rc_context(STYLE)
+def histogram(values: np.ndarray, title: str) -> Figure:
+    """Draws how often numbers fall into each of up to 40 equal ranges, with their mean."""
+    figure = Figure(figsize=(6.4, 3.4))
+    ax = figure.subplots()
+    ax.hist(values, bins=min(40, max(5, len(values) // 5)), color=line_style(0)["color"])
+    ax.axvline(values.mean(), label=f"mean {values.mean():.2f}", **line_style(1))
+    ax.set(title=title, xlabel="return of an episode (raw reward)", ylabel="episodes")
+    ax.legend()
+    return figure
 
 
 # Final scores

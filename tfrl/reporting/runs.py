@@ -21,7 +21,7 @@ from tfrl.config.run import RLSettings, Task
 from tfrl.envs.published import normalized_return, published_curve
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, family
 from tfrl.experience.levels import LEVELS_FILE
-from tfrl.run.folder import read_results
+from tfrl.run.folder import DATA_FILE, read_json, read_results
 from tfrl.run.metrics import PROGRESS_FILE
 
 STEPS = "env_steps"
@@ -95,6 +95,11 @@ class Run:
 
         solved = reached("episode_return", config.solved_at)
         return self.env_steps >= config.run_steps or reached("episodes", config.max_episodes) or solved
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        """The episodes and returns of the recorded set that it learns from; None without a set."""
+        return read_json(self.path / DATA_FILE)
 
     @property
     def precision(self) -> str:

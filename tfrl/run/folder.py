@@ -28,6 +28,7 @@ from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.metrics import EPISODES_FILE, EVENT_FILES, PROGRESS_FILE, logged_steps
 from tfrl.workers.tf_config import RESTARTED, TFConfig
 
+DATA_FILE = "dataset.json"
 RESULTS_FILE = "results.json"
 EVALUATION_FILE = "eval.json"
 BEST_FILE = "checkpoints/best.npz"

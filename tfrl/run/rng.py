@@ -25,6 +25,8 @@ class Use(IntEnum):
     AUXILIARY = 9
     REPLAY = 10
     EXPLORATION = 11
+    COLLECTION = 12
+    RECORDED = 13
     ORDER = 20
     LEVEL = 21
 

@@ -25,7 +25,7 @@ from tfrl.config.distributed import LEARNER, DistributedSettings, check_ray, lea
 from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.callables import find, is_importable, is_name, search_path
-from tfrl.experience import replay, rollout
+from tfrl.experience import recorded, replay, rollout
 from tfrl.networks.weights import check_start, check_torso
 from tfrl.run import restart
 from tfrl.run.callbacks import Callback
@@ -141,14 +141,17 @@ def of_algorithm(algorithm: str | type) -> Command:
 
 def learner_class(config: RLSettings) -> Callable[[Any, Session, MakeAgent], EnvLearner]:
     """The learner of a run, by its algorithm and its settings. Imports TensorFlow."""
-    from tfrl.algorithms import ppg, reinforce
+    from tfrl.algorithms import offline, ppg, reinforce
     from tfrl.training.episodic import EpisodicLearner
     from tfrl.training.off_policy import OffPolicyLearner
+    from tfrl.training.offline import OfflineLearner
     from tfrl.training.on_policy import OnPolicyLearner
     from tfrl.training.phasic import PhasicLearner
 
     if isinstance(config, replay.BufferSettings):
         return OffPolicyLearner
+    if isinstance(config, offline.OfflineSettings):
+        return OfflineLearner
     if isinstance(config, reinforce.Config):
         return EpisodicLearner
     if isinstance(config, ppg.Config):
@@ -183,9 +186,11 @@ def check(config: RLSettings, cluster: TFConfig | None = None) -> None:
     config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
     check_callables(config, workers)
     check_run_folder(config)
+    if (dataset := getattr(config, "dataset", None)) is not None:
+        recorded.check_set(dataset)
     if isinstance(config, replay.BufferSettings):
         replay.check_memory(config, workers, here)
-    else:
+    elif dataset is None:
         steps = config.steps_per_env * config.rollouts_held
         rollout.check_memory(registry.specs(config)[0], config.num_envs, steps, workers, here)
     if config.resume != "restart" and has_checkpoint(config.run_dir):

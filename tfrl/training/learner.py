@@ -498,7 +498,7 @@ class EnvLearner(Learner):
             )
         elif stopped is not None:
             sentences.append(f"Ended after {self.steps_done:,} env steps: {stopped}.")
-        return Conclusion(sentences, *results_table(outcome), _next_commands(config))
+        return Conclusion(sentences, *results_table(outcome), next_commands(config))
 
 
 def env_spec(config: RLSettings) -> EnvSpec:
@@ -525,12 +525,18 @@ def shown_envs(
     return tuple(np.stack([part[name][k] for part, k in found]) for name in ("observations", "first"))
 
 
-def results_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The header and rows of the last table of a run."""
+def results_table(
+    results: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """The header and rows of the last table of a run.
+
+    `rows` are the scores before those of the evaluation, by title; None: those of the training episodes.
+    """
     env = results["env"]
-    found: dict[str, Mapping[str, Any]] = {}
-    episodes = f"last {min(100, results['episodes'])}"
-    found["while training"] = {**results, "return": results["episode_return"], "episodes": episodes}
+    found: dict[str, Mapping[str, Any]] = dict(rows or {})
+    if rows is None:
+        episodes = f"last {min(100, results['episodes'])}"
+        found["while training"] = {**results, "return": results["episode_return"], "episodes": episodes}
     for level_set, score in results["eval"].items():
         if isinstance(score, Mapping):
             title = level_set_title(env, level_set)
@@ -538,7 +544,8 @@ def results_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]
     names = ["return", "episodes"]
     if any(finite(score["normalized_return"]) is not None for score in found.values()):
         names.insert(1, "normalized_return")
-    title = f"{results['algorithm']} on {env}, {results['env_steps']:,} env steps"
+    unit = "gradient steps" if "gradient_steps" in results else "env steps"
+    title = f"{results['algorithm']} on {env}, {results['env_steps']:,} {unit}"
     header = [title, *("normalised" if name == "normalized_return" else name for name in names)]
     return header, [[title, *(_cell(score[name]) for name in names)] for title, score in found.items()]
 
@@ -549,7 +556,7 @@ def _cell(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def _next_commands(config: RLSettings) -> list[str]:
+def next_commands(config: RLSettings) -> list[str]:
     """Commands for a finished run, and a line of Python that loads its policy."""
     run = shlex.quote(str(config.run_dir))
     commands = {

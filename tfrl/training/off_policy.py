@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 
 from tfrl.algorithms.replay import PendingSteps, Prepared, ReplayAgent, ReplaySettings
+from tfrl.cli.errors import UserError
 from tfrl.envs import registry
 from tfrl.envs.infos import Sums, added
 from tfrl.envs.spec import Step
+from tfrl.experience import recorded
 from tfrl.experience.collector import Collector
-from tfrl.experience.replay import ReplayBuffer
+from tfrl.experience.replay import Batch, ReplayBuffer
 from tfrl.experience.rollout import Rollout
+from tfrl.experience.transitions import Transitions
 from tfrl.run import rng
 from tfrl.run.checkpoint import State, pack_json, under, unpack_json, with_prefix
 from tfrl.run.session import Session
@@ -58,6 +61,7 @@ class OffPolicyLearner(EnvLearner):
             learned_rewards=config.learned_rewards,
         )
         self._lacking = 0  # env steps of all iterations that --max-episodes has ended early
+        self._recorded = None if config.dataset is None else self._read(config.dataset)
         self._gradient_steps = 0  # of the run so far
         self._has_learned = False  # in this process
         self._pending: tuple[Prepared, PendingSteps] | None = None  # gradient steps under way
@@ -73,6 +77,26 @@ class OffPolicyLearner(EnvLearner):
     def is_over(self) -> bool:
         """True on all workers at --total-steps, --max-episodes or --solved-at."""
         return super().is_over or self._session.step >= self._config.num_updates
+
+    def _read(self, dataset: str) -> Transitions:
+        """Holds a recorded set. Raises UserError if it does not fit the env or the memory."""
+        config, watchdog = self._config, self._session.watchdog
+        self._session.phase("reading the data")
+        found = Transitions(
+            recorded.open_set(dataset),
+            recorded.Spaces(*registry.specs(config)),
+            seed=config.seed,
+            batch_size=config.batch_size,
+            gamma=config.gamma,
+            learned_rewards=config.learned_rewards,
+            on_shard=lambda count: watchdog.beat(),
+        )
+        found.close()  # no shard is read again
+        if not found.is_whole:
+            raise UserError(
+                f"--dataset {dataset} does not fit the memory: {found.in_words()}; give a smaller set."
+            )
+        return found
 
     def update(self) -> dict[str, float]:
         """Takes the env steps of an iteration and the gradient steps that are due. A collective.
@@ -252,7 +276,12 @@ class OffPolicyLearner(EnvLearner):
         # Always as many batches, of which some may be left over: each number would be compiled anew.
         batches, each = config.most_gradient_steps, config.batch_size // config.num_envs
         beta, least = self._beta(env_steps), self._least_share()
-        batch = self.replay.sample(generators, batches, each, beta=beta, least=least)
+        own = each if self._recorded is None else each // 2
+        batch = self.replay.sample(generators, batches, own, beta=beta, least=least)
+        if self._recorded is not None:
+            drawn = [self._recorded.draw(g, (batches, each - own)) for g in generators]
+            others = (np.stack(arrays, axis=1) for arrays in zip(*drawn, strict=True))
+            batch = Batch(*(np.concatenate(pair, axis=2) for pair in zip(batch, others, strict=True)))
         shape = (batches, each, agent.update_noise)
         noise = np.stack([g.standard_normal(shape, np.float32) for g in generators], axis=1)
         count = min(config.gradient_steps_due(env_steps) - self._gradient_steps, batches)
@@ -285,6 +314,13 @@ class OffPolicyLearner(EnvLearner):
         if not config.prioritized_replay:
             return 1.0
         return config.priority_beta + (1.0 - config.priority_beta) * min(1.0, env_steps / config.total_steps)
+
+    def summary(self) -> dict[str, str]:
+        """The learner's own rows of the table before training."""
+        if self._recorded is None:
+            return super().summary()
+        text = f"half of each batch: {self._config.dataset}, {self._recorded.in_words()}"
+        return {**super().summary(), "data": text}
 
     # State
 

@@ -1,0 +1,170 @@
+"""Runs from recorded data: equal on any topology, resumed exactly, and the way from offline to online."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from learners import train
+from recordings import write
+from refusals import refusal
+
+from tfrl import config as settings
+from tfrl.networks.weights import check_start
+from tfrl.run.checkpoint import CheckpointStore
+from tfrl.training.off_policy import OffPolicyLearner
+from tfrl.training.offline import OfflineLearner
+from tfrl.training.on_policy import OnPolicyLearner
+
+SMALL = ("--hidden", "8", "--batch-size", "16", "--iteration-steps", "10", "--total-steps", "30")
+SMALL += ("--checkpoint-every", "1", "--eval-episodes", "2", "--precision", "float32")
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sets")
+    for env in ("CartPole-v1", "Pendulum-v1"):
+        write(folder / env, env, [12] * 12, shard=3)
+    return folder
+
+
+def parsed(algorithm, dataset, logs, *flags):
+    given = ["--dataset", str(dataset), "--logdir", str(logs), "--run-name", "run", *SMALL, *flags]
+    return settings.reader(algorithm).parse(given)
+
+
+def run(algorithm, dataset, logs, *flags, **changes):
+    """Trains in this process; the results and the final arrays."""
+    config = dataclasses.replace(parsed(algorithm, dataset, logs, *flags), **changes)
+    assert train(config, OfflineLearner) == 0
+    return json.loads((config.run_dir / "results.json").read_text()), state_of(config.run_dir)
+
+
+def state_of(folder):
+    found = CheckpointStore(folder / "checkpoints", keep=3).load(pytest.fail, verify_shards=True)
+    arrays = dict(found.learner)
+    arrays.pop("progress")
+    return arrays
+
+
+def assert_equal(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+def check_topologies_and_resume(sets, tmp_path, algorithm, env, *flags):
+    whole, state = run(algorithm, sets / env, tmp_path / "whole", *flags)
+    assert whole["gradient_steps"] == 30 and whole["dataset"]["episodes"] == 12
+    several, others = run(algorithm, sets / env, tmp_path / "two", *flags, replicas=2)
+    assert several["replicas"] == 2
+    assert_equal(state, others)
+    run(algorithm, sets / env, tmp_path / "parts", *flags, total_steps=10)
+    resumed, again = run(algorithm, sets / env, tmp_path / "parts", *flags)
+    assert resumed["resumed_at"] == [10] and resumed["weights_sha256"] == whole["weights_sha256"]
+    assert_equal(state, again)
+
+
+def test_cloning_is_equal_on_two_replicas_and_after_a_resume(sets, tmp_path):
+    check_topologies_and_resume(sets, tmp_path, "bc", "CartPole-v1", "--env", "none")
+    results = json.loads((tmp_path / "whole/run/results.json").read_text())
+    assert results["eval"] == {} and results["validation"]["loss"] > 0
+    assert results["dataset"]["return_mean"] == 66.0  # of 0 + ... + 11
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("algorithm", "env", "flags"),
+    [
+        ("iql", "Pendulum-v1", ("--held-shards", "2")),
+        ("iql", "CartPole-v1", ()),
+        ("td3_bc", "Pendulum-v1", ()),
+        ("cql", "Pendulum-v1", ("--action-samples", "2")),
+        ("cql", "CartPole-v1", ("--held-shards", "2")),
+    ],
+)
+def test_every_algorithm_is_equal_on_two_replicas_and_after_a_resume(sets, tmp_path, algorithm, env, flags):
+    check_topologies_and_resume(sets, tmp_path, algorithm, env, *flags)
+
+
+@pytest.mark.long
+def test_patience_ends_a_run(sets, tmp_path):
+    flags = ("--env", "none", "--validation", "0.25", "--patience", "2", "--lr", "0.05")
+    results, state = run("bc", sets / "CartPole-v1", tmp_path, *flags, total_steps=2000)
+    assert results["gradient_steps"] < 2000 and state["recorded/validated"][1] == 2
+
+
+def test_a_set_that_has_changed_is_not_resumed(sets, tmp_path):
+    folder, _ = write(tmp_path / "set", "CartPole-v1", [6] * 4)
+    run("bc", folder, tmp_path, "--env", "none", total_steps=10)
+    write(tmp_path / "more", "CartPole-v1", [6] * 5)
+    config = parsed("bc", tmp_path / "more", tmp_path, "--env", "none")
+    assert "has changed since" in refusal(train, config, OfflineLearner)
+
+
+def test_ppo_goes_on_with_a_cloned_policy(sets, tmp_path):
+    run("bc", sets / "CartPole-v1", tmp_path / "bc", "--env", "none")
+    flags = "--env CartPole-v1 --num-envs 4 --num-steps 16 --num-minibatches 2 --epochs 1 --total-steps 64"
+    flags += f" --hidden 8 --activation tanh --eval-episodes 2 --precision float32 --logdir {tmp_path}"
+    config = settings.reader("ppo").parse([*flags.split(), "--start-from", str(tmp_path / "bc/run")])
+    check_start(config)
+    learner = begun(config, OnPolicyLearner)
+    there = state_of(tmp_path / "bc/run")
+    assert_equal(
+        {name: array for name, array in learner.agent.get_state().items() if name.startswith("weights/")},
+        {name: array for name, array in there.items() if name.startswith("weights/")},
+    )
+    assert learner._observations.get_state()["count"] == 12 * 11  # all but the validation episode
+
+
+def begun(config, kind):
+    """A learner of a new run, after `begin`."""
+    from learners import make
+
+    learner = make(config, kind)
+    learner.begin()
+    return learner
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", ["iql", "cql"])
+def test_sac_goes_on_with_an_offline_run_and_half_of_its_batches_from_the_set(sets, tmp_path, algorithm):
+    run(algorithm, sets / "Pendulum-v1", tmp_path / "offline")
+    flags = "--env Pendulum-v1 --preset default --hidden 8 --num-envs 2 --batch-size 8 --learning-starts 20"
+    flags += f" --iteration-steps 50 --total-steps 100 --eval-episodes 2 --logdir {tmp_path} --run-name sac"
+    given = [*flags.split(), "--start-from", str(tmp_path / "offline/run")]
+    config = settings.reader("sac").parse([*given, "--dataset", str(sets / "Pendulum-v1")])
+    check_start(config)
+    learner = begun(config, OffPolicyLearner)
+    there = state_of(tmp_path / "offline/run")
+    np.testing.assert_array_equal(
+        learner.agent.get_state()["agent/target_critic1"], there["agent/target_critic1"]
+    )
+    arguments = []
+    learner.agent.prepare = lambda batch, *rest, inner=learner.agent.prepare, **more: (
+        arguments.append(batch) or inner(batch, *rest, **more)
+    )
+    learner.update()
+    for batch in arguments:  # [K, 2 envs, 4]: the last two of each env are recorded
+        assert batch.observation.shape[1:3] == (2, 4)
+        assert (np.abs(batch.observation[:, :, :2, 0]) <= 1).all()  # a cosine
+        whole = batch.observation[:, :, 2:, 0] * 100
+        np.testing.assert_allclose(whole, np.round(whole), atol=1e-3)  # of tests/recordings.py
+    assert train(config, OffPolicyLearner) == 0
+
+
+def test_a_run_needs_a_set_and_an_env_or_none(sets, tmp_path):
+    parse = settings.reader("bc").parse
+    assert refusal(parse, []).startswith("bc needs --dataset")
+    (sets / "CartPole-v1" / "metadata.json").rename(tmp_path / "metadata.json")
+    try:
+        given = ["--dataset", str(sets / "CartPole-v1")]
+        assert "names no env: give --env ID" in refusal(parse, given)
+        assert parse([*given, "--env", "none"]).torso == "mlp"
+    finally:
+        (tmp_path / "metadata.json").rename(sets / "CartPole-v1" / "metadata.json")
+    assert parse(["--dataset", str(sets / "CartPole-v1")]).env == "CartPole-v1"
+    given = ["--dataset", str(sets / "CartPole-v1"), "--env", "none", "--eval-every", "3"]
+    assert refusal(parse, given) == "--eval-every has no effect with --env none; leave it out."
+    assert "td3_bc needs continuous actions" in refusal(settings.reader("td3_bc").parse, given[:2])
+    assert "--env none is for algorithms" in refusal(settings.reader("ppo").parse, ["--env", "none"])

@@ -1,0 +1,162 @@
+"""Behaviour cloning: the policy that makes the recorded actions most likely (Pomerleau 1991).
+
+The network is PPO's, so `tfrl.ppo --start-from` goes on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import numpy as np
+
+from tfrl.algorithms.actor_critic import RolloutSettings
+from tfrl.algorithms.offline import Offline, OfflineAgent, OfflineSettings, OfflineTask
+from tfrl.algorithms.replay import Rows
+from tfrl.cli.errors import UserError
+from tfrl.cli.flags import NATURAL, NOT_NEGATIVE, Range
+from tfrl.config.run import Hardware, Network, Run
+from tfrl.envs import registry
+from tfrl.envs.spec import Box
+from tfrl.ops.graph import compiled, tf
+from tfrl.workers.data_parallel import GradientStep, Losses, Weights
+
+if TYPE_CHECKING:
+    from tfrl.networks.actor_critic import ActorCritic
+
+
+@dataclass(frozen=True)
+class BC:
+    """The hyperparameters of behaviour cloning."""
+
+    validation: Annotated[float, Range(0, 0.5)] = 0.1
+    """Share of the episodes for validation; no gradient step has them. 0: none."""
+    patience: Annotated[int, NATURAL] = 0
+    """End the run after this many iterations without a lower loss of the validation episodes; 0: never."""
+    entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.0
+    """Weight of an entropy bonus, which keeps the policy from being too certain."""
+    free_deviation: bool = False
+    """The standard deviation of continuous actions does not depend on the observation."""
+    normalize_observations: bool = False
+    """Normalise vectors by their mean and standard deviation in the set, which the policy contains."""
+
+
+_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "default": {
+        "torso": "auto",
+        "share_torso": False,
+        "free_deviation": True,
+        "normalize_observations": True,
+        "total_steps": 20_000,
+        "lr": 1e-3,
+        "eval_greedy": True,
+    },
+    "images": {"torso": "auto", "total_steps": 5_000, "iteration_steps": 100, "lr": 5e-4},
+}
+"""The settings that each preset changes in Config's defaults: the networks of PPO's own presets."""
+
+
+@dataclass(frozen=True)
+class Config(BC, Network, OfflineSettings):
+    """All settings of behaviour cloning. One field a flag."""
+
+    algorithm: ClassVar[str] = "bc"
+    sections: ClassVar[tuple[type, ...]] = (OfflineTask, Offline, BC, Network, Hardware, Run)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
+    preset_summaries: ClassVar[Mapping[str, str]] = {
+        "default": "for vectors, with the network of PPO's preset gymnasium",
+        "images": "for images, which use it by default, with the network of PPO's preset openai-easy",
+    }
+    make_network = RolloutSettings.make_network  # it takes these settings, too
+
+    def default_preset(self) -> str:
+        """The default preset of the command, by the observations."""
+        return "images" if self.shows_images else "default"
+
+    def check(self) -> None:
+        """Raises UserError for the first setting that cannot work on any machine."""
+        super().check()
+        if self.memory != "none":
+            raise UserError(
+                f"bc learns from single steps, so it has no --memory {self.memory}; leave it out."
+            )
+        if self.patience and not self.validation:
+            raise UserError(f"--patience {self.patience} needs --validation above 0.")
+        if self.normalize_observations and self.shows_images and not registry.specs(self)[0].num_numbers:
+            raise UserError(
+                f"--normalize-observations is for vectors, and {self.env} has images, which the network "
+                "scales itself; leave it out."
+            )
+
+
+class BCAgent(OfflineAgent):
+    """Train a policy by behaviour cloning, from recorded episodes."""
+
+    settings = Config
+    _config: Config
+    network: ActorCritic
+
+    def make_steps(self) -> dict[str, GradientStep]:
+        """One gradient step, of the actor and its torso."""
+        learned = [name for name in self.network.learned if name not in ("critic", "critic_torso")]
+        rates = (self._config.lr,) * len(learned)
+        return {"policy": self.make_step(learned, self._loss, self._metrics, rates=rates)}
+
+    @property
+    def _is_continuous(self) -> bool:
+        return isinstance(self.network.distribution.action_spec, Box)
+
+    @property
+    def _metrics(self) -> tuple[str, ...]:
+        return "policy_loss", "entropy", "action_error" if self._is_continuous else "accuracy"
+
+    def _loss(self, weights: Weights, rows: Rows) -> Losses:
+        """-log pi(a | o), and the entropy bonus."""
+        policy = self.network.distribution(self.network.outputs(weights, rows["observation"])[0])
+        actions = rows["action"]
+        loss, entropy, best = -log_likelihood(policy, actions), policy.entropy(), policy.mode()
+        if self._is_continuous:
+            metric = tf.reduce_mean(tf.abs(best - actions), axis=1)
+        else:
+            same = tf.cast(tf.equal(best, actions), tf.float32)
+            metric = tf.reduce_min(tf.reshape(same, (tf.shape(same)[0], -1)), axis=1)
+        metrics = dict(zip(self._metrics, (loss, entropy, metric), strict=True))
+        return Losses(loss - self._config.entropy_coef * entropy, metrics, loss)
+
+    @property
+    def validation_names(self) -> tuple[str, ...]:
+        """The loss, and the share of equal actions or the mean error of actions."""
+        return "validation/loss", f"validation/{self._metrics[-1]}"
+
+    def validate(self, observations: np.ndarray, actions: np.ndarray) -> dict[str, float]:
+        """The loss and the last metric of transitions [n, ...]; NaN for none."""
+        if not len(actions):
+            return dict.fromkeys(self.validation_names, float("nan"))
+        size, sums = self._config.part_rows, np.zeros(2)
+        for begin in range(0, len(actions), size):
+            shown, taken = observations[begin : begin + size], actions[begin : begin + size]
+            count, missing = len(taken), size - len(taken)
+            pad = [np.concatenate([x, x[:1].repeat(missing, axis=0)]) for x in (shown, taken)]
+            found = self._validate(*map(tf.convert_to_tensor, pad))
+            sums += [float(x.numpy()[:count].sum(dtype=np.float64)) for x in found]
+        return dict(zip(self.validation_names, (sums / len(actions)).tolist(), strict=True))
+
+    @compiled(reduce_retracing=True)
+    def _validate(self, observations: tf.Tensor, actions: tf.Tensor) -> Any:
+        found = self._loss(self.learning.weights(), {"observation": observations, "action": actions}).metrics
+        return found["policy_loss"], found[self._metrics[-1]]
+
+
+_LARGEST = 0.999
+
+
+def log_likelihood(policy: Any, actions: tf.Tensor) -> tf.Tensor:
+    """log pi(a), float32 [b], of recorded actions [b, *shape].
+
+    Actions at a bound, to which tanh of a normal number never comes, count as +-0.999: nearer to 1 they would
+    be outliers that decide the whole gradient.
+    """
+    if actions.dtype.is_floating:
+        actions = tf.clip_by_value(actions, -_LARGEST, _LARGEST)
+    return policy.log_prob(actions)
