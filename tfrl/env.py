@@ -136,7 +136,7 @@ def _description(task: Task, known: Facts | None, readers: Mapping[str, RLSettin
 
 
 def _results(played: Any) -> dict[str, str]:
-    """What the check has seen."""
+    """The results of the check."""
     rows = {
         "checked": f"{played.steps:,} steps of random actions, {played.seconds * 1e6:,.0f} µs each",
         "rewards": f"{played.rewards[0]:g} to {played.rewards[1]:g} a step",

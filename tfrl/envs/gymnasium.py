@@ -37,6 +37,7 @@ from tfrl.envs.spec import (
     unpack_state,
 )
 
+_BOOLS = (bool, np.bool_)
 LONGEST_REPLAY = 32_768
 """The longest episode, in steps, that can be replayed. Its actions take 128 kB per number of a Box, otherwise
 10 kB.
@@ -138,7 +139,7 @@ class GymnasiumVec:
         with self._stepping, np.errstate(over="ignore"):  # a reward beyond float32 gets a sentence below
             for i, (play, action) in enumerate(zip(self._plays, inputs, strict=True)):
                 shown, reward[i], terminated, truncated, info = play(action)
-                if type(terminated) is not bool or type(truncated) is not bool:
+                if type(terminated) not in _BOOLS or type(truncated) not in _BOOLS:
                     terminated, truncated = checked_ends(self._name, terminated, truncated)
                 ends = terminated or truncated or self._began[i] <= started_by
                 if self._logs_info or METRICS in info:

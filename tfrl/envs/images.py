@@ -21,7 +21,7 @@ _ROUNDING = 1e-4
 
 @dataclass(frozen=True)
 class Layout:
-    """How an env shows an image.
+    """The form in which an env shows an image.
 
     Attributes:
       axes: a letter for each axis of the env's array: N stacked frames, H rows, W columns, C channels.
