@@ -49,10 +49,13 @@ def outcomes(lines):
 
 
 def test_among_the_long_tests_the_promises_come_first(run):
-    names = [name for name, _ in outcomes(run("-m", "long"))]
-    assert names == ["test_promise", "test_another_repetition", "test_repetition"]
-    assert [name for name, _ in outcomes(run("-m", "long and promise"))] == ["test_promise"]
-    assert [name for name, _ in outcomes(run())] == ["test_short_promise"]
+    lines = run("-m", "long", "--deadline", str(time.time() + 600))
+    assert outcomes(lines) == [
+        ("test_promise", "PASSED"),
+        ("test_another_repetition", "PASSED"),
+        ("test_repetition", "PASSED"),
+    ]
+    assert not [line for line in lines if "left out" in line]
 
 
 def test_after_the_deadline_only_promises_run_and_the_others_are_named(run):
@@ -64,6 +67,3 @@ def test_after_the_deadline_only_promises_run_and_the_others_are_named(run):
     ]
     left_out = [line.rpartition("::")[2] for line in lines if line.startswith("left out, time is up: ")]
     assert left_out == ["test_repetition", "test_another_repetition"]  # sorted, as their files are
-    assert not [
-        line for line in run("-m", "long", "--deadline", str(time.time() + 600)) if "left out" in line
-    ]

@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -202,30 +204,40 @@ def test_a_restored_agent_continues_bit_for_bit(make, lag):
         learner.close()
 
 
-@pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_the_bandit_gets_the_mean_target_after_its_choice(make, lag):
-    """Targets of the rollout that the weights after the choice collected, `lag` updates later."""
+@pytest.fixture(scope="module")
+def five_updates(make):
+    """Learners of UCB-DrAC after five updates, by their lag, with what their bandits were told meanwhile."""
     from tfrl.training.command import learner_class
 
-    config = small(augment="ucb", lr=1e-3, lag=lag)
-    learner = make(config, learner_class(config))
-    told, chosen = [], []
-    bandit = learner.agent._bandit
-    record, bandit.record = (
-        bandit.record,
-        lambda choice, mean: (told.append((choice, mean)), record(choice, mean)),
-    )
-    expected = []
-    for update in range(5):
-        rollout = learner.collect()
-        assert lag == 0 or rollout.version == max(0, update - lag)
-        expected.append(oracle_targets(learner.agent._config, learner, rollout)[1].mean())
-        learner.learn(rollout)
-        chosen.append(int(learner.agent._choice))
-        learner.session.step += 1
-    learner.close()
-    assert [choice for choice, _ in told] == chosen[: 4 - lag] and len(set(chosen)) > 2
-    np.testing.assert_allclose([mean for _, mean in told], expected[1 + lag :], rtol=1e-4, atol=1e-6)
+    @functools.cache
+    def learned(lag):
+        config = small(augment="ucb", lr=1e-3, lag=lag)
+        learner = make(config, learner_class(config))
+        told, chosen, expected, bandit = [], [], [], learner.agent._bandit
+        record, bandit.record = (
+            bandit.record,
+            lambda choice, mean: (told.append((choice, mean)), record(choice, mean)),
+        )
+        for update in range(5):
+            rollout = learner.collect()
+            assert lag == 0 or rollout.version == max(0, update - lag)
+            expected.append(oracle_targets(learner.agent._config, learner, rollout)[1].mean())
+            learner.learn(rollout)
+            chosen.append(int(learner.agent._choice))
+            learner.session.step += 1
+        learner.close()
+        return SimpleNamespace(learner=learner, told=told, chosen=chosen, expected=expected)
+
+    return learned
+
+
+@pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_the_bandit_gets_the_mean_target_after_its_choice(five_updates, lag):
+    """Targets of the rollout that the weights after the choice collected, `lag` updates later."""
+    found = five_updates(lag)
+    assert [choice for choice, _ in found.told] == found.chosen[: 4 - lag] and len(set(found.chosen)) > 2
+    means = [mean for _, mean in found.told]
+    np.testing.assert_allclose(means, found.expected[1 + lag :], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.long
@@ -242,12 +254,9 @@ def test_the_results_count_the_updates_of_each_augmentation(tmp_path):
     assert results(config.run_dir)["augmentations"] == expected and sum(expected.values()) == 8
 
 
-def test_start_from_takes_the_weights_and_not_the_bandit(make):
-    from learners import updated
-
-    config = small(augment="ucb", lr=1e-3)
-    learner, fresh = make(config), make(config)
-    _, weights = updated(learner, 3)
+def test_start_from_takes_the_weights_and_not_the_bandit(make, five_updates):
+    learner, fresh = five_updates(0).learner, make(small(augment="ucb", lr=1e-3))
+    weights = learner.weights()
     expected = fresh.get_state().learner
     fresh.agent.begin_with(learner.get_state().learner)
     found = fresh.get_state().learner
@@ -256,6 +265,7 @@ def test_start_from_takes_the_weights_and_not_the_bandit(make):
     for name in expected:
         if name.startswith("bandit/"):
             np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+    assert learner.get_state().learner["bandit/counts"].sum() > 0 == expected["bandit/counts"].sum()
 
 
 @pytest.mark.long  # PPO's loop learns catch in every `make test`
