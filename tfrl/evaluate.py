@@ -115,6 +115,9 @@ def evaluate_levels(player: Player, task: Any, level_set: str, episodes: int) ->
         "return_median": float(scores.median(returns)),
         "return_iqm": float(scores.iqm(returns)),
         "normalized_return": normalized_return(task.env, task.distribution_mode, float(returns.mean())),
+        "normalized_return_rliable": normalized_return(
+            task.env, task.distribution_mode, float(returns.mean()), "rliable"
+        ),
         "solve_rate": float(played.solved.mean()),
         "length_mean": float(played.lengths.mean()),
     }

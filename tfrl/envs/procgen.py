@@ -119,10 +119,8 @@ class Procgen:
             return self._env.callmethod("get_state")
         step = self.observe()
         abouts = [{"steps": steps} for steps in self._steps.tolist()]
-        for about, level in zip(
-            abouts, self.levels.tolist(), strict=False
-        ):  # without level replay, no levels
-            about["level"] = level
+        if self._spec.level_replay:
+            abouts = [a | {"level": n} for a, n in zip(abouts, self.levels.tolist(), strict=True)]
         return [
             pack_state(step, i, about, state=np.frombuffer(state, np.uint8))
             for i, (about, state) in enumerate(zip(abouts, self._env.callmethod("get_state"), strict=True))
