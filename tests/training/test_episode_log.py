@@ -91,7 +91,7 @@ def test_numbers_of_infos_are_columns(plain, capsys):
         assert progress["info/long"][update] == pytest.approx(np.mean(ended))
 
 
-def test_rows_and_columns_are_the_same_resumed_with_other_replicas_and_env_processes(plain, tmp_path, capsys):
+def test_rows_and_columns_are_the_same_resumed_with_env_processes(plain, tmp_path, capsys):
     """It is killed after its second update, whose rows are written and not saved."""
     save, counts = loop.Run._save, []
 
@@ -101,7 +101,7 @@ def test_rows_and_columns_are_the_same_resumed_with_other_replicas_and_env_proce
             raise KeyboardInterrupt
         save(run)
 
-    further = {"replicas": 2, "env_processes": 2, "logdir": tmp_path}
+    further = {"env_processes": 2, "logdir": tmp_path}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop.Run, "_save", killed)
         with pytest.raises(KeyboardInterrupt):

@@ -276,7 +276,7 @@ class Run(settings.Run):
     eval_every_steps: Annotated[int, Range(0, 1e15)] = 0
     """Env steps between evaluations; each comes at the end of an update. 0: only --eval-every decides."""
     eval_at_start: bool = False
-    """Also evaluate before the first update, as a baseline."""
+    """Evaluate before the first update as well, as a baseline."""
     keep_policies: Literal["best", "last", "all"] = "best"
     """Policies of evaluations to keep. best: the one with the highest return, in checkpoints/best.npz. last
     and all: also policies/STEPS_RETURN.npz of the last one, or of every one."""
