@@ -57,13 +57,18 @@ def _have_biases_learn(layer: Any, product: Callable[[tf.Tensor], tf.Tensor]) ->
 
 @contextlib.contextmanager
 def dtype_policy(name: str) -> Iterator[None]:
-    """A context in which new layers have this dtype policy, unless they are made with another one."""
-    before = keras.config.dtype_policy()
+    """A context in which new layers have this dtype policy, unless they are made with another one.
+
+    Their images are [B, H, W, C], whatever ~/.keras/keras.json says (`image_data_format`).
+    """
+    policy, image_format = keras.config.dtype_policy(), keras.config.image_data_format()
     keras.config.set_dtype_policy(name)
+    keras.config.set_image_data_format("channels_last")
     try:
         yield
     finally:
-        keras.config.set_dtype_policy(before)
+        keras.config.set_dtype_policy(policy)
+        keras.config.set_image_data_format(image_format)
 
 
 class Layers:
