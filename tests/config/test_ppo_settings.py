@@ -194,7 +194,7 @@ def test_a_file_of_another_trainer_is_refused(tmp_path):
         sentence = f"{path} has settings of {named}, not of ppo; use python -m {command}."
         assert refusal(READER.parse, ["--config", str(path)]) == sentence
         assert refusal(parse, ["--config", str(path)]) == sentence
-    known = f"there is no algorithm {named!r}; known: ppo_procgen, {', '.join(settings.ALGORITHMS)}."
+    known = f"there is no algorithm {named!r}; known: ppo_procgen, {', '.join(settings.ALGORITHMS)}, resnet."
     assert refusal(settings.from_yaml, path) == known
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tfrl.config.run import RLSettings
 
 ALGORITHMS = ("ppo", "drac", "ppg", "impala", "dqn", "ddpg", "td3", "sac", "reinforce")
-"""The names of `python -m tfrl.NAME`, beside ppo_procgen."""
+"""The names of `python -m tfrl.NAME`, beside ppo_procgen and resnet, the supervised trainer."""
 
 
 def reader(algorithm: str) -> Reader:
@@ -31,7 +31,7 @@ def reader(algorithm: str) -> Reader:
             return reader_of(callables.find(algorithm))
         except ValueError as error:
             raise UserError(f"{error}.") from None
-    known = ("ppo_procgen", *ALGORITHMS)
+    known = ("ppo_procgen", *ALGORITHMS, "resnet")
     if algorithm not in known:
         hint = nearest(algorithm, known, 0.7)  # a2c is not like sac
         raise UserError(f"there is no algorithm {algorithm!r}{hint}; known: {', '.join(known)}.")

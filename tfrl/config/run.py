@@ -207,7 +207,10 @@ class Task(EnvSettings):
     --normalize-rewards."""
     start_from: str | None = None
     """The folder of another run. This run begins with the weights, optimizer and running statistics of its
-    newest checkpoint, or of its export. The networks must be the same; other settings may differ."""
+    newest checkpoint, or of its export. A folder RUN/checkpoints/update-N is that checkpoint. The networks
+    must be the same; other settings may differ."""
+    checkpoint: str = "last"
+    """Checkpoint of --start-from: last, best (only weights), or the number of an update."""
     seed: Annotated[int, NATURAL] = 1
     """Seed of everything random."""
 
@@ -355,6 +358,8 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         """Settings without an effect by name, each with the reason."""
         has_mlp = self.torso == "mlp" or registry.specs(self)[0].is_joined
         found = {} if has_mlp else dict.fromkeys(DECIDE_MLP, f"with --torso {self.torso}")
+        if self.start_from is None:
+            found["checkpoint"] = "without --start-from"
         if callables.is_name(self.torso):
             found["torso_width"] = "with a torso of your own"
         if hasattr(self, "free_deviation") and not isinstance(registry.specs(self)[1], Box):

@@ -23,7 +23,7 @@ from tfrl.envs.registry import LEVEL_SETS, TRAIN, family
 from tfrl.run.folder import read_results
 from tfrl.run.metrics import PROGRESS_FILE
 
-STEPS = "env_steps"
+STEPS, IMAGES = "env_steps", "images"
 SPEED = "time/env_steps_per_second"
 _TASK = {field.name for field in dataclasses.fields(Task)} | {"precision", "eval_greedy"}
 
@@ -173,7 +173,10 @@ def find(paths: Iterable[Path]) -> list[Path]:
 
 
 def read_progress(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a progress.csv, as in `Run.progress`; no rows without the file. Raises UserError."""
+    """The columns of a progress.csv, as in `Run.progress`; no rows without the file. Raises UserError.
+
+    The first column of a supervised run is `images`.
+    """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -186,11 +189,11 @@ def read_progress(path: Path) -> dict[str, np.ndarray]:
         table = [[float(cell) if cell else np.nan for cell in row] for row in rows if len(row) == len(header)]
     except (csv.Error, ValueError) as error:
         raise UserError(f"{path} is damaged: {error}.") from None
-    if header[:1] != [STEPS]:
+    if header[:1] not in ([STEPS], [IMAGES]):
         raise UserError(f"{path} is not the progress of a run: its first column is not {STEPS}.")
     columns = np.array(table, np.float64).reshape(-1, len(header)).T
     if not (np.isfinite(columns[0]).all() and (np.diff(columns[0], prepend=-1.0) > 0).all()):
-        raise UserError(f"{path} is damaged: its {STEPS} do not increase from row to row.")
+        raise UserError(f"{path} is damaged: its {header[0]} do not increase from row to row.")
     return dict(zip(header, columns, strict=True))
 
 

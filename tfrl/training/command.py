@@ -35,6 +35,7 @@ from tfrl.workers.tf_config import TFConfig
 if TYPE_CHECKING:
     from tfrl.remote.cluster import Cluster
     from tfrl.remote.learners import Nodes
+    from tfrl.run.loop import Learner
     from tfrl.run.session import Session
     from tfrl.training.learner import EnvLearner, MakeAgent
 
@@ -50,9 +51,11 @@ class Command:
       reader: reads the settings.
     """
 
+    reader: Reader[Any]
+
     def __init__(self, agent: MakeAgent, **changes: Any) -> None:
         self._agent = agent
-        self.reader: Reader[Any] = dataclasses.replace(reader_of(agent), **changes)
+        self.reader = dataclasses.replace(reader_of(agent), **changes)
 
     def __call__(self, arguments: Sequence[str]) -> int:
         """Trains with the settings of the command line; returns the exit code."""
@@ -60,7 +63,7 @@ class Command:
             config = self.reader.parse(arguments)
         return self.train(config, arguments)
 
-    def train(self, config: RLSettings, arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> int:
+    def train(self, config: Any, arguments: Sequence[str], callbacks: Sequence[Any] = ()) -> int:
         """Trains with given settings; returns the exit code. The Python library also calls this.
 
         Errors in settings and TF_CONFIG are found before TensorFlow is imported, which takes seconds.
@@ -70,18 +73,18 @@ class Command:
           arguments: the same settings as a command line, with which --learners starts workers.
           callbacks: called by the loop in this process.
         """
-        reader, agent = self.reader, self._agent
+        reader = self.reader
         with endings.before_training():
             if callbacks and leads(config):
                 raise UserError(
                     f"--learners {config.learners} runs callbacks in other processes: give each as the name "
                     "of its class, package.module:Class."
                 )
-            callbacks = [*_make_callbacks(config.callbacks), *callbacks]
+            callbacks = [*self._make_callbacks(config.callbacks), *map(self.as_callback, callbacks)]
             cluster = None if leads(config) else tf_config.for_strategy(config.strategy)
             evaluates = cluster is not None and cluster.is_evaluator
             if not evaluates:
-                check(config, cluster)
+                self.check(config, cluster)
         if evaluates:
             with quiet_start():
                 from tfrl.training.callbacks import follow
@@ -94,8 +97,48 @@ class Command:
 
                 from tfrl.run import loop
 
-                learner = learner_class(config)
-            return loop.train(config, cluster, lambda session: learner(config, session, agent), callbacks)
+                make_learner = self.learner_of(config)
+            return loop.train(config, cluster, make_learner, callbacks)
+
+    # What the supervised trainer does in another way
+
+    def check(self, config: Any, cluster: TFConfig | None = None) -> None:
+        """Raises UserError if the settings do not fit this machine, its workers or the run's folder."""
+        check(config, cluster)
+
+    def learner_of(self, config: Any) -> Callable[[Session], Learner]:
+        """Returns a function that makes the learner in a session. Imports TensorFlow."""
+        kind, agent = learner_class(config), self._agent
+        return lambda session: kind(config, session, agent)
+
+    def as_callback(self, given: Any) -> Callback:
+        """The callback as the loop calls it. Raises UserError if the object is no callback."""
+        if not isinstance(given, Callback):
+            raise UserError(
+                "callbacks must be objects of classes that extend tfrl.Callback, such as StopAfter(), or "
+                f"names of such classes; got {given!r}."
+            )
+        return given
+
+    def is_callback(self, kind: Any) -> bool:
+        """True for a class whose objects `as_callback` takes."""
+        return isinstance(kind, type) and issubclass(kind, Callback)
+
+    def _make_callbacks(self, names: str | None) -> list[Callback]:
+        """Creates the callbacks that --callbacks names. Raises UserError if one does not exist."""
+        made = []
+        for name in names.replace(" ", "").split(",") if names else ():
+            try:
+                kind = find(name)
+            except ValueError as error:
+                raise UserError(f"--callbacks: {error}.") from None
+            if not self.is_callback(kind):
+                raise UserError(f"--callbacks {name} must be a class that extends tfrl.Callback.")
+            try:
+                made.append(self.as_callback(kind()))
+            except TypeError as error:
+                raise UserError(f"--callbacks {name} cannot be made without arguments: {error}.") from None
+        return made
 
 
 def of_algorithm(algorithm: str | type) -> Command:
@@ -125,23 +168,6 @@ def learner_class(config: RLSettings) -> Callable[[Any, Session, MakeAgent], Env
     if isinstance(config, ppg.Config):
         return PhasicLearner
     return OnPolicyLearner
-
-
-def _make_callbacks(callbacks: str | None) -> list[Callback]:
-    """Creates the callbacks that --callbacks names. Raises UserError if one does not exist."""
-    made = []
-    for name in callbacks.replace(" ", "").split(",") if callbacks else ():
-        try:
-            kind = find(name)
-        except ValueError as error:
-            raise UserError(f"--callbacks: {error}.") from None
-        if not (isinstance(kind, type) and issubclass(kind, Callback)):
-            raise UserError(f"--callbacks {name} must be a class that extends tfrl.Callback.")
-        try:
-            made.append(kind())
-        except TypeError as error:
-            raise UserError(f"--callbacks {name} cannot be made without arguments: {error}.") from None
-    return made
 
 
 def check(config: RLSettings, cluster: TFConfig | None = None) -> None:
