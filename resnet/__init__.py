@@ -119,10 +119,7 @@ def build(
     with networks.dtype_policy(dtype):
         x = inputs = keras.Input(input_shape, dtype="uint8" if has_images else "float32", name="inputs")
         if preprocess is not None:
-            x = keras.layers.Lambda(preprocess, dtype="float32", name="preprocess")(x)
-            if len(x.shape) != 4 or None in x.shape[1:] or not x.dtype.startswith(("uint8", "float")):
-                found = f"{x.dtype} {list(x.shape)}"
-                raise ValueError(f"its preprocessing must return images, uint8 or float, not {found}.")
+            x = networks.preprocessed(x, preprocess)
             entry(name, tuple(x.shape[1:]))  # raises ValueError if these are too small
         if x.dtype == "uint8":
             # In float32 where the mean is subtracted next: bfloat16 would round the pixels before.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfrl.cli.errors import UserError
+from tfrl.envs import callables
 from tfrl.run.callbacks import Callback, RunOfCallback
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ class KerasCallback(Callback):
     and, after an epoch, val_loss, val_accuracy and learning_rate; those of an epoch are means over it. The
     callback's `model` has the present weights when training or an epoch begins or ends. The run obeys
     `model.stop_training` and a changed `model.optimizer.learning_rate`, which replaces --schedule.
-    A checkpoint contains the callback's attributes that are JSON values or arrays.
+    A checkpoint contains the callback's attributes that are JSON values, arrays or functions of modules.
 
     Raises UserError for a callback that changes the weights.
     """
@@ -118,14 +120,19 @@ class KerasCallback(Callback):
         own = {name: value for name, value in vars(self._callback).items() if name not in _NOT_STATE}
         arrays = {f"own/{name}": value for name, value in own.items() if isinstance(value, np.ndarray)}
         plain = {name: value for name, value in own.items() if _is_json(value)}
-        return {"steps": self._steps, "sums": self._sums.copy(), "logs": self._logs, "own": plain, **arrays}
+        # Keras sets monitor_op together with the sign of min_delta.
+        functions = {n: callables.give(f) for n, f in own.items() if isinstance(f, types.FunctionType)}
+        functions = {n: f for n, f in functions.items() if callables.is_importable(f)}
+        sums = {"steps": self._steps, "sums": self._sums.copy(), "logs": self._logs}
+        return {**sums, "own": plain, "functions": functions, **arrays}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues from what `get_state` gave; on_train_begin, which follows, would reset the callback."""
         self._steps, self._logs = state["steps"], dict(state["logs"])
         self._sums[:] = state["sums"]
         arrays = {name.removeprefix("own/"): v for name, v in state.items() if name.startswith("own/")}
-        self._restored = {**state["own"], **arrays}
+        functions = {name: callables.find(function) for name, function in state["functions"].items()}
+        self._restored = {**state["own"], **functions, **arrays}
 
 
 def _learner(run: RunOfCallback) -> ImageLearner:

@@ -120,7 +120,7 @@ def _test_saved_model(config: Config, runtime: Runtime, dataset: Dataset, path: 
     import tensorflow as tf
 
     from resnet.learner import scores, test
-    from tfrl.ops.graph import compiled
+    from tfrl.ops.graph import graph
 
     try:
         with quiet_start(), runtime.strategy.scope():
@@ -129,11 +129,10 @@ def _test_saved_model(config: Config, runtime: Runtime, dataset: Dataset, path: 
         tell(f"warning: {error}")
         raise UserError(f"{path} cannot be loaded; continue the run to export it again.") from None
 
-    @compiled()
     def scores_of(*batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return runtime.strategy.run(lambda images, *others: scores(saved.serve(images), *others), args=batch)
 
-    return test(runtime, scores_of, _batches(config, runtime, dataset))
+    return test(runtime, graph(scores_of), _batches(config, runtime, dataset))
 
 
 def _batches(config: Config, runtime: Runtime, dataset: Dataset) -> Iterator[Batch]:

@@ -71,6 +71,24 @@ def dtype_policy(name: str) -> Iterator[None]:
         keras.config.set_image_data_format(image_format)
 
 
+def preprocessed(images: KerasTensor, function: Callable[[tf.Tensor], tf.Tensor]) -> KerasTensor:
+    """The images that a user's function of TensorFlow makes of images, as a layer.
+
+    Raises ValueError if the function fails, or returns something else.
+    """
+    try:  # before Keras, which would hide the error
+        spec = tf.TensorSpec(images.shape, images.dtype)
+        tf.function(function, autograph=False).get_concrete_function(spec)
+    except Exception as error:  # a user's function may raise anything
+        lines = str(error).strip().splitlines() or ["no message"]
+        raise ValueError(f"its preprocessing raised {type(error).__name__}: {lines[0]}") from error
+    x = keras.layers.Lambda(function, dtype="float32", name="preprocess")(images)
+    if len(x.shape) != 4 or None in x.shape[1:] or not x.dtype.startswith(("uint8", "float")):
+        found = f"{x.dtype} {list(x.shape)}"
+        raise ValueError(f"its preprocessing must return images, uint8 or float, not {found}.")
+    return x
+
+
 class Layers:
     """Makes layers with weights, whose seeds follow from their names.
 

@@ -14,7 +14,7 @@ from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec
 from tfrl.networks import entrance
 from tfrl.networks.distributions import distribution_for
-from tfrl.networks.network import ACTIVATIONS, Head, Network, dense_outputs, seeds_of
+from tfrl.networks.network import ACTIVATIONS, Head, Network, dense_outputs, renamed, seeds_of
 from tfrl.networks.recurrent import Core, Sequences
 from tfrl.workers.data_parallel import Weights
 
@@ -156,6 +156,40 @@ class ActorCritic(Network):
     def further_heads(self, features: int, seed: int) -> dict[str, keras.layers.Layer]:
         """The heads that a subclass adds, by name, for the actor's features."""
         return {}
+
+    @property
+    def models(self) -> dict[str, keras.Model]:
+        """Actor and critic from the inputs of their torsos to their outputs, for tables and pictures.
+
+        With a shared torso they are one model.
+        """
+        heads = [n for n in self.functions if n not in (*self.torsos, *self._cores, *self.constants)]
+        found = {}
+        for torso in self.torsos:
+            mine = [n for n in heads if self.shared or (n == "critic") == (torso == "critic_torso")]
+            inputs, features = self._symbolic_features(torso)
+            outputs = [renamed(self.functions[n].layer, n)(features) for n in mine]
+            name = "actor_and_critic" if self.shared else torso.removesuffix("_torso")
+            found[name] = keras.Model(inputs, outputs, name=name)
+        return found
+
+    def _symbolic_features(self, torso: str) -> tuple[list[keras.KerasTensor], keras.KerasTensor]:
+        """The inputs of a torso and what its heads take, for `models`."""
+        model = self.functions[torso].layer
+        inputs, features = list(model.inputs), model.output
+        if self.constants:
+            inputs = [keras.Input(x.shape[1:], dtype=x.dtype, name=x.name) for x in inputs]
+            scaled = [*inputs[:-1], self.functions["observations"].layer(inputs[-1])]
+            features = model(scaled if len(scaled) > 1 else scaled[0])
+        core = self._cores.get(torso.replace("torso", "core"))
+        if core is not None:
+            further = [keras.Input((core.state_size,), name="state"), keras.Input((), name="keep")]
+            if size := self.memory_size - self.state_size:
+                inputs.append(keras.Input((size,), name="last_action_and_reward"))
+                features = keras.layers.Concatenate(name="core_inputs")([features, inputs[-1]])
+            inputs += further
+            features = core([features, *further])[0]
+        return inputs, features
 
     @property
     def learned(self) -> tuple[str, ...]:

@@ -357,6 +357,14 @@ class Network:
         """The actions of `greedy` in NumPy, from outputs float32 [B, P]."""
         return self.distribution.act_greedily(outputs)
 
+    # Tables and pictures
+
+    @property
+    def models(self) -> dict[str, keras.Model]:
+        """The networks as Keras models by name, for tables and pictures of their layers."""
+        found = {name: function.layer for name, function in self.functions.items()}
+        return {name: renamed(layer, name) for name, layer in found.items() if isinstance(layer, keras.Model)}
+
     # Weights
 
     def initial(self) -> dict[str, np.ndarray]:
@@ -386,6 +394,12 @@ class Network:
             for network, function in self.functions.items()
             for name, array in function.split(np.asarray(vectors[network])).items()
         }
+
+
+def renamed(layer: Any, name: str) -> Any:
+    """The same layer under another name, which its weights do not get."""
+    layer.name = name
+    return layer
 
 
 def seeds_of(seed: int, count: int) -> list[int]:
