@@ -23,9 +23,8 @@ from tfrl.cli.flags import COUNT, NATURAL, SEVERAL, nearest
 from tfrl.cli.settings import expand_home
 from tfrl.cli.streams import tell
 from tfrl.config.distributed import how_to_install_ray
-from tfrl.config.run import RLSettings
 from tfrl.experience.episodes import evaluation_columns
-from tfrl.remote.trials import Outcome, Sweep, outcome, plan, trial_name
+from tfrl.remote.trials import SUPERVISED, Outcome, Sweep, outcome, plan, trial_name
 from tfrl.run import files
 from tfrl.run.folder import locked, read_json
 from tfrl.training import command
@@ -51,8 +50,9 @@ class Options:
     """Trials of each point of the grid, each with its own drawn values. 0: 8 with --sample, otherwise 1."""
     parallel: Annotated[int, COUNT] = 1
     """Trials that run at the same time; they share the machine's cores."""
-    metric: str = "eval_test/return"
-    """The column of progress.csv that ranks the trials; larger is better."""
+    metric: str | None = None
+    """The column of progress.csv that ranks the trials; larger is better. None: eval_test/return, or
+    test/accuracy for resnet, the supervised trainer."""
     seed: Annotated[int, NATURAL] = 1
     """Seed of the drawn values."""
     logdir: str = "logs/sweep"
@@ -68,7 +68,8 @@ def main(arguments: Sequence[str]) -> int:
     for index, settings in enumerate(sweep.trials):
         config = sweep.config(settings)
         _check_metric(sweep.metric, config)
-        command.check(dataclasses.replace(config, logdir=str(logdir), run_name=trial_name(index)))
+        named = dataclasses.replace(config, logdir=str(logdir), run_name=trial_name(index))
+        command.of_algorithm(sweep.algorithm).check(named)
     try:
         from tfrl.remote import sweep as on_ray
     except ImportError as error:
@@ -102,18 +103,20 @@ def _read(arguments: Sequence[str]) -> tuple[Options, Sweep]:
         trials=options.trials or (8 if options.sample else 1),
         seed=options.seed,
         scheduler=options.scheduler,
-        metric=options.metric,
+        metric=options.metric or ("test/accuracy" if trials[0] == SUPERVISED else "eval_test/return"),
     )
     return options, sweep
 
 
-def _check_metric(metric: str, config: RLSettings) -> None:
+def _check_metric(metric: str, config: Any) -> None:
     """Raises UserError if no progress.csv can have the metric. Metrics of updates are not checked."""
-    columns = evaluation_columns(config.level_sets)
-    if metric not in columns and metric.partition("/")[0] not in ("rollout", "train", "time"):
+    supervised = config.algorithm == SUPERVISED
+    columns = ("test/accuracy", "test/loss") if supervised else evaluation_columns(config.level_sets)
+    others = ("train", "time") if supervised else ("rollout", "train", "time")
+    if metric not in columns and metric.partition("/")[0] not in others:
         raise UserError(
             f"--metric {metric} is not a column of progress.csv{nearest(metric, columns)}; use one such as "
-            f"{columns[0]}, or one that begins with rollout/, train/ or time/."
+            f"{columns[0]}, or one that begins with {'/, '.join(others[:-1])}/ or {others[-1]}/."
         )
 
 
@@ -132,7 +135,7 @@ def _conclude(sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
     Raises TrainingError if trials failed, or none has the metric.
     """
     ranked = sorted(outcomes, key=lambda o: -float("inf") if o.value is None else o.value, reverse=True)
-    Console().print(_table(sweep.metric, ranked))
+    Console().print(_table(sweep, ranked))
     ended = [each for each in ranked if each.state in ("done", "ended early")]
     good = [each for each in ended if each.value is not None]
     if good:
@@ -149,11 +152,13 @@ def _conclude(sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
     return 0
 
 
-def _table(metric: str, trials: Sequence[Outcome]) -> Table:
-    names = list(trials[0].settings)
-    table = Table("trial", *names, metric, "return", "env steps", "state", "run")
+def _table(sweep: Sweep, trials: Sequence[Outcome]) -> Table:
+    names, supervised = list(trials[0].settings), sweep.algorithm == SUPERVISED
+    columns = ("images",) if supervised else ("return", "env steps")
+    table = Table("trial", *names, sweep.metric, *columns, "state", "run")
     for each in trials:
-        cells = (*(each.settings[name] for name in names), each.value, each.episode_return)
+        returns = () if supervised else (each.episode_return,)
+        cells = (*(each.settings[name] for name in names), each.value, *returns)
         table.add_row(each.name, *map(_cell, cells), f"{each.env_steps:,}", each.state, each.run.name)
     return table
 

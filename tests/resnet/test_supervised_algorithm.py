@@ -3,11 +3,13 @@
 import csv
 import dataclasses
 import json
+import shutil
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 from refusals import refusal
 from test_resnet_train import CLASSES, DATA, SIZE, SMALL, StopAt, make_learner
 
@@ -15,8 +17,9 @@ import tfrl
 from resnet import evaluate, train
 from resnet.callbacks import KerasCallback
 from resnet.config import parse
-from resnet.data import Dataset, Pass, Share
+from resnet.data import Dataset, Pass, Share, prepare
 from resnet.learner import ImageLearner, assign, build
+from tfrl import report, tune
 from tfrl.run import loop
 from tfrl.run.console import Console
 from tfrl.run.session import Session
@@ -311,3 +314,69 @@ def test_a_run_of_other_classes_cannot_be_started_from(trained, logs, monkeypatc
     settings = SETTINGS | {"logdir": str(logs), "run_name": "others", "start_from": str(trained.folder)}
     with pytest.raises(tfrl.SettingsError, match="has another network.*head/logits.*as many classes"):
         tfrl.train("resnet", **settings)
+
+
+# Reports and sweeps
+
+
+def test_a_report_of_supervised_runs(trained, logs, tmp_path, capsys):
+    assert report.main([str(trained.folder)]) == 0
+    written = trained.folder / "report.html"
+    assert capsys.readouterr().out == f"{written}\n"
+    page, test = written.read_text(), trained.results["test"]
+    assert f"{test['accuracy']:.2%}" in page and "cookbook on procgen_frames/games-mini" in page
+    assert trained.results["weights_sha256"][:12] in page and page.count("data:image/png;base64,") == 1
+    with Image.open(trained.folder / "plots" / "training.png") as picture:
+        assert min(picture.size) > 500
+    other = logs / "two" / "other"
+    shutil.copytree(trained.folder, logs / "two" / "first")
+    shutil.copytree(trained.folder, other)
+    text = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(
+        text.replace("\nlr: 0.02", "\nlr: 0.01").replace("\nseed: 1", "\nseed: 2")
+    )
+    assert report.main([str(logs / "two"), "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "<td>lr 0.02</td>" in page and "<td>lr 0.01</td>" in page and "<td>--lr</td>" in page
+    (other / "progress.csv").write_text("images,epoch\n")
+    assert "has no row in its progress.csv yet" in refusal(report.main, [str(other)])
+
+
+def test_a_sweep_over_the_supervised_trainer_is_planned(tmp_path):
+    flags = flags_of(SETTINGS | {"model": "linear"})
+    options, sweep = tune._read(["--grid", "lr=0.1,0.01", "--", "resnet", *flags])
+    assert (sweep.metric, sweep.program, len(sweep.trials)) == ("test/accuracy", ["-m", "tfrl.resnet"], 2)
+    assert sweep.config(sweep.trials[1]).lr == 0.01
+    words = ["--grid", "lr=0.1,0.01", "--metric", "test/acc", "--logdir", str(tmp_path), "--", "resnet"]
+    assert "test/acc is not a column of progress.csv (did you mean test/accuracy?)" in refusal(
+        tune.main, words
+    )
+    words = ["--sample", "lr=uniform:0.1,0.2", "--scheduler", "pbt", "--", "resnet"]
+    assert "pbt is not for resnet" in refusal(tune.main, words)
+    words = ["--grid", "epochs=1,2", "--scheduler", "asha", "--", "resnet"]
+    assert "these have 1 to 2 epochs" in refusal(tune.main, words)
+
+
+@pytest.mark.long
+def test_a_sweep_over_the_supervised_trainer_runs_on_ray(tmp_path, monkeypatch, capsys):
+    """Its trials are processes of their own, which make the data set once before."""
+    pytest.importorskip("ray")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+    prepare("procgen_frames/games-mini")
+    flags = ["--model", "cookbook", "--dataset", "procgen_frames/games-mini", "--precision", "float32"]
+    flags += ["--epochs", "2", "--max-steps", "60", "--warmup", "0", "--log-every", "50"]
+    words = [
+        "--grid",
+        "lr=1e-6,0.02",
+        "--scheduler",
+        "asha",
+        "--logdir",
+        str(tmp_path / "sweep"),
+        "--",
+        "resnet",
+    ]
+    assert tune.main([*words, *flags]) == 0
+    said = capsys.readouterr().out
+    assert "best: python -m tfrl.resnet" in said and "--lr=0.02" in said
+    rows = rows_of(tmp_path / "sweep" / "trial-001")
+    assert int(rows[-1]["images"]) > 1600 and rows[-1]["test/accuracy"]

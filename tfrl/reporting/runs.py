@@ -126,11 +126,11 @@ class Run:
 def points(
     progress: Mapping[str, np.ndarray], results: Mapping[str, Any] | None, column: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Env steps and numbers of a column of progress.csv, both float64 [P].
+    """Env steps, or images, and numbers of a column of progress.csv, both float64 [P].
 
     The last evaluation of a run that a callback stopped is in results.json only.
     """
-    every = progress[STEPS]
+    every = next(iter(progress.values()))
     values = progress.get(column, np.full_like(every, np.nan))
     steps, values = every[np.isfinite(values)], values[np.isfinite(values)]
     (of, _, name), found = column.partition("/"), results or {}
@@ -155,7 +155,7 @@ def load(path: Path) -> Run:
 def find(paths: Iterable[Path]) -> list[Path]:
     """The run folders among `paths`; for a path that is no run, the run folders directly inside it.
 
-    Supervised runs are left out. Raises UserError for a folder without a run.
+    Supervised runs beside others are left out. Raises UserError for a folder without a run.
     """
     found: list[Path] = []
     for path in paths:
@@ -165,11 +165,13 @@ def find(paths: Iterable[Path]) -> list[Path]:
         below = sorted({file.parent for file in path.glob(f"*/{SETTINGS_FILE}")} - {path / "export"})
         if not below:
             raise UserError(f"there is no run in {path}: no {SETTINGS_FILE} there or in a folder below.")
-        ours = [run for run in below if algorithm_of(run / SETTINGS_FILE) != "resnet"]
-        if not ours:
-            raise UserError(f"there are only runs of resnet.train in {path}.")
-        found += ours
+        found += [run for run in below if not is_supervised(run)] or below
     return list(dict.fromkeys(found))
+
+
+def is_supervised(run: Path) -> bool:
+    """True if the folder holds a run of resnet.train."""
+    return algorithm_of(run / SETTINGS_FILE) == "resnet"
 
 
 def read_progress(path: Path) -> dict[str, np.ndarray]:
