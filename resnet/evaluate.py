@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     if strategy == "auto":
         strategy = "mirrored" if options.replicas > 1 else "one-device"
     # The watchdog's files must not be among those of a training.
-    changes = {
+    changes: dict[str, Any] = {
         "logdir": str(run),
         "run_name": "evaluation",
         "strategy": strategy,

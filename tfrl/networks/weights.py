@@ -304,8 +304,13 @@ def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env
 class Start(Protocol):
     """The settings of a run that may start from another run."""
 
-    start_from: str | None
-    checkpoint: str
+    @property
+    def start_from(self) -> str | None:
+        """The folder of the other run, or of a checkpoint of it."""
+
+    @property
+    def checkpoint(self) -> str:
+        """The name of the checkpoint."""
 
     @property
     def run_dir(self) -> Path:
