@@ -10,6 +10,7 @@ from processes import ROOT
 SHOWN = {
     "own_env": "95 % interval",
     "own_network": "own_network:residual and own_network:wide",
+    "own_heads": "mean return",
     "own_callback": "ended after",
     "own_algorithm": "mean return",
     "use_a_policy": "actions of a batch: [[",

@@ -164,6 +164,9 @@ class PPO(Rollouts):
     """Normalise advantages by the mean and deviation of each minibatch, or of the whole rollout (batch)."""
     renew_advantages: bool = False
     """Compute values and advantages again before every epoch, with the current weights."""
+    dropout: Annotated[float, Range(0, 0.99)] = 0.0
+    """Share of the torso's features that are dropped in training, before the heads of policy and value. An
+    env step drops the same features when it is acted and when it is learned from. Evaluations drop none."""
     value_coef: Annotated[float, NOT_NEGATIVE] = 0.5
     """Weight of the value loss, which is half the squared error (see --clip-value and --value-loss)."""
     target_kl: Annotated[float | None, POSITIVE] = None
@@ -284,6 +287,8 @@ class Config(PPO, RolloutSettings):
                 f"--minibatch-size {self.minibatch_size} is more than a whole rollout: --num-envs "
                 f"{self.num_envs} x --num-steps {self.num_steps} = {self.steps_per_update}."
             )
+        if self.dropout and self.memory != "none":
+            raise UserError(f"--dropout {self.dropout} is not for --memory {self.memory}; leave one out.")
         if self.memory != "none" and self.minibatch_size:
             raise UserError(
                 f"--minibatch-size cannot be used with --memory {self.memory}, whose minibatches are whole "
@@ -324,7 +329,8 @@ class Samples(NamedTuple):
       advantages: float32, GAE.
       targets: float32, of the values: values + advantages before these are normalised.
       extra: of `PPOAgent._extra_inputs`.
-      memory: `Sequences` of a recurrent network, or None; for a rollout, `started_memory` and `keeps`, or ().
+      memory: `Sequences` of a recurrent network, the factors of dropout, or None; for a rollout,
+        `started_memory` and `keeps`, the kept features, or ().
     """
 
     observations: tf.Tensor
@@ -439,6 +445,8 @@ class PPOAgent(ActorCriticAgent):
         if rollout.memory is not None:
             memory = rollout.started_memory[:, :-1], rollout.keeps[:, :-1]
             samples = samples._replace(memory=tuple(map(per_replica, memory)))
+        if self.network.dropped_size:
+            samples = samples._replace(memory=(per_replica(self._kept_features(rollout, number)),))
         starts = per_replica(self._minibatches(number))
         # A call continues the sums of the call before, so the number of steps of a call does not change them.
         done, ended, sums, first_error = 0, False, tf.zeros(len(self.means) + 1), 0.0
@@ -479,6 +487,11 @@ class PPOAgent(ActorCriticAgent):
     def _extra_inputs(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
         """Further inputs of the losses for each sample, [R, T, B, ...] each."""
         return ()
+
+    def _kept_features(self, rollout: Rollout, number: int) -> np.ndarray:
+        """True for the features that dropout kept when the rollout was collected, bool [R, T, B, D]."""
+        envs = self._runtime.local_envs(self._config.num_envs)
+        return rollout.by_replica(self.network.kept(self.acting.draw(number, envs)))
 
     def _steps_a_call(self) -> int:
         """The number of gradient steps of one compiled call.
@@ -623,6 +636,8 @@ class PPOAgent(ActorCriticAgent):
         if self.network.state_size:
             remembered, keep = samples.memory
             memory = self.network.sequences(remembered, keep, starts.shape[0])
+        elif self.network.dropped_size:
+            memory = self.network.factors(samples.memory[0])
         samples = samples._replace(advantages=advantages, memory=memory)
         losses_, metrics, ratio = self._losses(weights, samples, index)
         if len(metrics) != len(self.means):

@@ -154,7 +154,7 @@ class Functional(Packing):
             if getattr(one, "non_trainable_variables", ()):
                 raise ValueError(
                     f"{one.name} has state besides its trained weights, like batch normalization or dropout, "
-                    "so its results for an observation would change; remove this layer"
+                    "so its results for an observation would change; remove this layer (ppo has --dropout)"
                 )
         super().__init__(layer.trainable_variables)
         self.layer = layer
@@ -290,6 +290,10 @@ class Network:
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The random numbers of one env's actions, float32 [steps, K]."""
         return self.distribution.draw_noise(generator, steps)
+
+    def draw_training_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """The random numbers of one training env, float32 [steps, K]: by default those of `draw_noise`."""
+        return self.draw_noise(generator, steps)
 
     def sample(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tf.Tensor:
         """Actions [B, *shape] drawn with noise float32 [B, K]."""
