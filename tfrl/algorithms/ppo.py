@@ -122,7 +122,7 @@ _SUMMARIES: Mapping[str, str] = {
     "openai-hard": "train-procgen's settings for hard levels, with the envs of its four workers",
     "cookbook": "the rollout, learning rate, clip ratio and discount of the TensorFlow 2 cookbook's procgen "
     "recipe, for a comparison. The recipe itself has one env, Nadam, the rewards (r + 8) / 8 and a network "
-    "with dropout",
+    "with dropout (--dropout)",
     "gymnasium": "for Gymnasium envs; envs with vectors use it by default",
     "pendulum": "for Pendulum-v1, which uses it by default",
     "torchrl": "the run of TorchRL's PPO tutorial",
