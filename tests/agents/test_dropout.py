@@ -22,7 +22,9 @@ def parse(tmp_path, name="catch", *flags):
     return settings.reader(algorithm).parse([*FLAGS.split(), *ENVS[name].split(), *where, *flags])
 
 
-@pytest.mark.parametrize("name", ["catch", "mlp", pytest.param("drac", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", ["catch", *(pytest.param(name, marks=pytest.mark.long) for name in ("mlp", "drac"))]
+)
 def test_the_first_ratio_is_1_and_1_and_2_replicas_are_equal(tmp_path, name):
     found = []
     for replicas in ("1", "2"):

@@ -205,7 +205,7 @@ def test_the_critics_torso_is_as_wide_as_asked_for(tmp_path):
 
 
 def test_own_heads_are_the_policy_and_the_value(tmp_path):
-    config = parse("ppo", tmp_path, *PPO, "--torso", named(heads))
+    config = parse("ppo", tmp_path, *PPO, "--torso", named(heads), "--no-normalize-observations")
     network = config.make_network("float32")
     names = {name for name in learners.initial_arrays(network)}
     assert names == {f"torso/dense{n}/{w}" for n in ("", "_1", "_2") for w in ("kernel", "bias")}
@@ -240,7 +240,8 @@ def test_a_run_with_own_heads_acts_learns_and_exports(tmp_path):
     )
     assert run.progress["train/first_ratio_error"].max() < 1e-5
     observation = np.array([1, 0, 0], np.float32)
-    saved = tf.saved_model.load(str(run.folder / "export" / "policy")).policy(observation[None])
+    loaded = tf.saved_model.load(str(run.folder / "export" / "policy"))
+    saved = loaded.policy(observation[None])
     assert saved["parameters"].shape == (1, 2) and saved["value"].shape == (1,)
     np.testing.assert_allclose(tfrl.load(run.folder)(observation), saved["action"][0], rtol=1e-5)
 
