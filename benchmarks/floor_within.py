@@ -52,13 +52,13 @@ def measure(
     samples: list[Sample] = []
     passes = Passes(*each)
 
-    def train(config: Any, cluster: Any, make_learner: Callable[..., Any], callbacks: Any = ()) -> int:
+    def open_run(config: Any, cluster: Any, make_learner: Callable[..., Any], callbacks: Any = ()) -> Any:
         def make(session: Any) -> Any:
             return _sampled(make_learner(session), precision, passes, samples)
 
         return original(config, cluster, make, callbacks)
 
-    original, loop.train = loop.train, train
+    original, loop.open_run = loop.open_run, open_run
     with tempfile.TemporaryDirectory() as logdir:
         main = importlib.import_module(f"tfrl.{algorithm}").main
         main([*flags, "--precision", precision, "--logdir", logdir, "--run-name", "within"])

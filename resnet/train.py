@@ -31,7 +31,7 @@ class Supervised(Command):
     def __init__(self) -> None:
         """Overrides that of `Command`, whose settings belong to an agent."""
 
-    def train(self, config: Config, arguments: Sequence[str], callbacks: Sequence[Any] = ()) -> int:
+    def train(self, config: Config, arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> int:
         """Trains with given settings; returns the exit code. Arguments are those of `Command.train`."""
         with endings.before_training():
             cluster = tf_config.for_strategy(config.strategy)

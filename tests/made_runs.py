@@ -18,9 +18,9 @@ rollout/mean_reward rollout/longest_episode
 train/policy_loss train/value_loss train/entropy train/approx_kl train/clip_fraction train/explained_variance
 train/grad_norm train/learning_rate train/first_ratio_error
 eval_train/return eval_train/return_std eval_train/episode_length eval_train/episode_length_std
-eval_train/normalized_return
+eval_train/normalized_return eval_train/mean_reward
 eval_test/return eval_test/return_std eval_test/episode_length eval_test/episode_length_std
-eval_test/normalized_return
+eval_test/normalized_return eval_test/mean_reward
 eval/generalization_gap
 time/env_steps_per_second time/rollout_seconds time/update_seconds
 time/env_wait_fraction

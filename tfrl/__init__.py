@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from tfrl.cli.errors import TrainingError as TrainingError
     from tfrl.library import Policy as Policy
     from tfrl.library import Run as Run
+    from tfrl.library import Trainer as Trainer
     from tfrl.library import evaluate as evaluate
     from tfrl.library import load as load
     from tfrl.library import train as train
+    from tfrl.library import trainer as trainer
     from tfrl.run.callbacks import Callback as Callback
 
 _PUBLIC = {
-    **dict.fromkeys(("train", "load", "Policy", "Run"), "tfrl.library"),
+    **dict.fromkeys(("train", "trainer", "Trainer", "load", "Policy", "Run"), "tfrl.library"),
     **dict.fromkeys(("SettingsError", "TrainingError"), "tfrl.cli.errors"),
     "Callback": "tfrl.run.callbacks",
 }

@@ -17,7 +17,7 @@ from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import NATURAL
 from tfrl.cli.streams import quiet_start
-from tfrl.config import run_folder
+from tfrl.config import folder_of, run_folder
 from tfrl.config.run import EPISODES, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     run, checkpoint = split_checkpoint(run_folder(flags.one(words, "run", _USAGE)), options.checkpoint)
     source = find_policy(run, checkpoint)
     greedy = source.config.eval_greedy if options.greedy is None else options.greedy
-    out = Path(options.out) if options.out else run / EVALUATION_FILE
+    out = Path(options.out) if options.out else folder_of(run) / EVALUATION_FILE
     tasks = [_task(source.config, game, options) for game in (options.envs or source.config.env).split(",")]
     with quiet_start():
         player = SavedPolicy(source, options.precision, greedy=greedy)

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -34,6 +35,7 @@ from tfrl.run.metrics import PROGRESS_FILE, logged_steps
 
 if TYPE_CHECKING:
     from tfrl.experience.memory import Memory
+    from tfrl.run import loop
     from tfrl.training.command import Command
 
 Action = int | np.ndarray
@@ -102,28 +104,207 @@ def train(
         exits without saving.
     """
     with _our_errors():
-        if ENV_PROCESS in os.environ:
-            raise UserError(
-                "this process only steps envs and has imported your program for that: put the call of "
-                'tfrl.train under `if __name__ == "__main__":`.'
-            )
-        from tfrl.training.command import of_algorithm
-
-        command = of_algorithm(algorithm.replace("-", "_") if isinstance(algorithm, str) else algorithm)
-        named = [each for each in callbacks if isinstance(each, str)]
-        settings |= {} if network is None else _torsos(network)
-        values = _values(command, env, settings | ({"callbacks": named} if named else {}))
-        config = command.reader.of_values(values)
-        made = [each for each in callbacks if not isinstance(each, str)]
+        command, config, values, made = _read("train", algorithm, env, network, callbacks, settings)
         code = command.train(config, _arguments(values), made)
+    _raise_for(code, config.run_dir)
+    return Run(config.run_dir)
+
+
+def _read(
+    caller: str,
+    algorithm: str | type,
+    env: str | MakeEnv | None,
+    network: str | MakeFeatures | Mapping[str, str | MakeFeatures] | None,
+    callbacks: Sequence[Callback | str],
+    settings: dict[str, Any],
+) -> tuple[Command, RLSettings, dict[str, Any], list[Callback]]:
+    """The command, its settings, those that were given by name, and the callbacks that are objects."""
+    if ENV_PROCESS in os.environ:
+        raise UserError(
+            "this process only steps envs and has imported your program for that: put the call of "
+            f'tfrl.{caller} under `if __name__ == "__main__":`.'
+        )
+    from tfrl.training.command import of_algorithm
+
+    command = of_algorithm(algorithm.replace("-", "_") if isinstance(algorithm, str) else algorithm)
+    named = [each for each in callbacks if isinstance(each, str)]
+    settings |= {} if network is None else _torsos(network)
+    values = _values(command, env, settings | ({"callbacks": named} if named else {}))
+    config = command.reader.of_values(values)
+    made = [command.as_callback(each) for each in callbacks if not isinstance(each, str)]
+    return command, config, values, made
+
+
+def _raise_for(code: int, folder: Path) -> None:
+    """Raises the exception of an exit code, or the signal again; returns for 0."""
     if code == signals.STOP_CODES[signal.SIGINT]:
         raise KeyboardInterrupt
     if code == signals.STOP_CODES[signal.SIGTERM]:
         # The program's own handler, or the default one, gets the signal.
         signal.raise_signal(signals.OURS.first)
     elif code:
-        raise TrainingError(f"the run in {config.run_dir} failed with exit code {code}.")
-    return Run(config.run_dir)
+        raise TrainingError(f"the run in {folder} failed with exit code {code}.")
+
+
+def trainer(
+    algorithm: str | type,
+    *,
+    env: str | MakeEnv | None = None,
+    network: str | MakeFeatures | Mapping[str, str | MakeFeatures] | None = None,
+    callbacks: Sequence[Callback | str] = (),
+    **settings: Any,
+) -> Trainer:
+    """A run whose loop is your own: the same bits as `train` with the same arguments.
+
+        with tfrl.trainer("ppo", env="CartPole-v1", total_steps=100_000) as trainer:
+            while not trainer.done:
+                metrics = trainer.update()
+
+    Args:
+      algorithm, env, network, callbacks, settings: those of `train`. Other processes that learn, such as with
+        `learners`, are not possible; the workers of a TF_CONFIG are, if all make the same calls.
+
+    Raises SettingsError if a setting is wrong.
+    """
+    with _our_errors():
+        command, config, _, made = _read("trainer", algorithm, env, network, callbacks, settings)
+    return Trainer(command, config, made)
+
+
+class Trainer:
+    """A run as a context manager; `trainer` makes it. The context starts the run, or resumes it.
+
+    At the end of the context, a run that is done gets its export and results.json. A run that is not done is
+    saved, and the same call resumes it, also if the code of the context has raised an exception. Only an
+    exception of several workers, or a second Ctrl-C, saves nothing.
+
+    All methods raise what `train` raises. After such an exception the run has ended in this process.
+    """
+
+    def __init__(self, command: Command, config: RLSettings, callbacks: Sequence[Callback]) -> None:
+        self._command, self._config, self._callbacks = command, config, callbacks
+        self._contexts = contextlib.ExitStack()
+        self._between = contextlib.ExitStack()  # the context in which the user's code runs
+        self._loop: loop.Run | None = None  # once the context has begun
+        self._ended = False  # in this process
+
+    def __enter__(self) -> Trainer:
+        """Starts the run, or resumes it."""
+        if self._loop is not None:
+            raise SettingsError("the run has begun already; make another tfrl.trainer.")
+        with self._ending_on_errors():
+            self._loop = self._contexts.enter_context(self._command.open(self._config, self._callbacks))
+            self._loop.start()
+        self._return(self._loop)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Ends the run: with its results if it is done, otherwise saved."""
+        run = self._begun
+        if self._ended:
+            return
+        self._between.close()
+        with self._ending_on_errors():
+            if run.is_done and error is None:
+                run.finish()
+            elif error is None or (isinstance(error, Exception) and run.num_workers == 1):
+                run.leave()
+        self._close()
+        if error is None:
+            _raise_for(run.code or 0, self._config.run_dir)
+
+    @property
+    def run(self) -> Run:
+        """The folder of the run, with its progress and, after the context, its results."""
+        return Run(self._config.run_dir)
+
+    @property
+    def done(self) -> bool:
+        """True if no update follows: the run is complete, or a stop file or a callback ended it."""
+        return self._begun.is_done or self._ended
+
+    @property
+    def updates(self) -> int:
+        """The number of finished updates."""
+        return self._begun.updates
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps of the finished updates, all workers together."""
+        return self._begun.env_steps
+
+    def update(self) -> dict[str, float]:
+        """Takes one update, with the evaluation, callbacks and checkpoint that are due after it.
+
+        Returns:
+          The metrics by name, as in progress.csv.
+
+        Raises:
+          SettingsError: the run is done.
+        """
+        if self.done:
+            raise SettingsError("the run is done, so no update follows: look at trainer.done first.")
+        return dict(self._call(lambda run: run.update()))
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluates the present weights, as the run's own evaluations do; the run's bits do not change.
+
+        Returns:
+          The metrics by name, such as `eval_test/return`.
+        """
+        return dict(self._call(lambda run: run.evaluate()))
+
+    def save(self) -> Path:
+        """Saves a checkpoint now; returns its folder.
+
+        Raises:
+          TrainingError: it cannot be written, because the disk is full, for example.
+        """
+        path = self._call(lambda run: run.save())
+        if path is None:
+            raise TrainingError(f"the checkpoint could not be saved in {self._config.run_dir}.")
+        return path
+
+    @property
+    def _begun(self) -> loop.Run:
+        if self._loop is None:
+            raise SettingsError("the run has not begun: write `with tfrl.trainer(...) as trainer:`.")
+        return self._loop
+
+    def _call(self, method: Callable[[loop.Run], Any]) -> Any:
+        """Calls a method of the run, which may end it; returns its result."""
+        run = self._begun
+        if self._ended:
+            raise SettingsError("the run has ended in this process; the same tfrl.trainer resumes it.")
+        self._between.close()
+        with self._ending_on_errors():
+            result = method(run)
+        self._return(run)
+        return result
+
+    def _return(self, run: loop.Run) -> None:
+        """Returns to the user's code. Ends the run here if a signal or a stop file has stopped it."""
+        if run.code is None:
+            self._between.enter_context(run.unhurried())
+            return
+        self._close()
+        _raise_for(run.code, self._config.run_dir)
+
+    @contextlib.contextmanager
+    def _ending_on_errors(self) -> Iterator[None]:
+        """Ends the run in this process on an exception within the context, and raises it as `train` does."""
+        with _our_errors():
+            try:
+                yield
+            except BaseException:
+                self._ended = True
+                if not self._contexts.__exit__(*sys.exc_info()):
+                    raise
+
+    def _close(self) -> None:
+        self._ended = True
+        with _our_errors():
+            self._contexts.close()
 
 
 def _values(command: Command, env: str | MakeEnv | None, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import NATURAL
 from tfrl.cli.streams import quiet_start
-from tfrl.config import run_folder
+from tfrl.config import folder_of, run_folder
 from tfrl.config.run import Task, check_task
 from tfrl.envs import registry
 from tfrl.envs.observations import ArraySpec
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         seed = source.config.seed if options.seed is None else options.seed
         task = dataclasses.replace(source.config, seed=seed)
         name = f"{registry.file_name(task.env)}-{options.levels}-{source.env_steps}.{options.format}"
-        path = Path(options.out) if options.out else run / "videos" / name
+        path = Path(options.out) if options.out else folder_of(run) / "videos" / name
     check_level_set(task.env, options.levels)
     with contextlib.ExitStack() as opened:
         if options.window:  # a missing display is found first

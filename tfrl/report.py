@@ -26,8 +26,11 @@ from tfrl.reporting import runs as run_folders
 from tfrl.reporting import scores
 from tfrl.reporting.runs import Group, Run, over_games, run_names, variants
 from tfrl.run import files
+from tfrl.run.folder import EVALUATION_FILE, read_json
 
 _USAGE = "python -m tfrl.report RUN [RUN ...]"
+_MOST_VIDEOS = 4
+_VIDEO_LIMIT = 12_000_000  # bytes: a page with larger videos opens slowly
 _CAPTIONS = {
     "learning_curves": (
         "Learning curves",
@@ -42,6 +45,15 @@ _CAPTIONS = {
         "they are too narrow. "
         "IQM: the mean of the middle half of all runs.",
     ),
+    "generalization_gap": (
+        "Training levels against unseen levels",
+        "Both ends of a line are the same policies: filled on the levels that they were trained on, open on "
+        "levels that they have not seen.",
+    ),
+    "performance_profiles": (
+        "Performance profiles",
+        "The share of the runs, over all games and seeds, that score above a threshold: higher is better.",
+    ),
     "training": (
         "While training",
         "Losses, the size of policy updates, entropy and speed. "
@@ -51,12 +63,13 @@ _CAPTIONS = {
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b1b1b; max-width: 84rem; margin: 2rem auto; }
 body { padding: 0 1.2rem; }
-h2 { font-size: 1.2rem; margin-top: 2.4rem; } figure { margin: 0 0 1rem; } img { max-width: 100%; }
+h2 { font-size: 1.2rem; margin-top: 2.4rem; } figure { margin: 0 0 1rem; } img, video { max-width: 100%; }
 figcaption, .small { color: #555; font-size: .9rem; } .wide { overflow-x: auto; margin-bottom: 1rem; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .28rem .7rem; text-align: right; border-bottom: 1px solid #e2e2e2; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 11rem; }
 th { white-space: normal; } thead th { border-bottom: 2px solid #333; }
+.videos { display: flex; flex-wrap: wrap; gap: 1rem; } .videos figure { width: 24rem; }
 ul.notes { border-left: 4px solid #D55E00; background: #fdf3ec; padding: .6rem .8rem .6rem 2rem; }
 """
 _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><link rel="icon" href="data:,">
@@ -164,6 +177,8 @@ def write(loaded: Sequence[Run], out: Path) -> Path:
     draw = {
         "learning_curves": plots.learning_curves,
         "final_scores": plots.final_scores,
+        "generalization_gap": plots.level_gap,
+        "performance_profiles": plots.performance_profiles,
         "training": plots.training,
     }
     groups = run_folders.group(loaded)
@@ -248,11 +263,14 @@ def render(runs: Sequence[Run], groups: Sequence[Group], pictures: Mapping[str, 
     if found := notes(groups):
         parts.append(f"<ul class='notes'>{''.join(f'<li>{_text(note)}</li>' for note in found)}</ul>")
     parts += ["<h2>Results</h2>", _table(_results(groups)), _table(_aggregates(groups))]
+    parts.append(_table(_improvements(groups)))
     for name, (heading, caption) in _CAPTIONS.items():
         if name in pictures:
-            data = base64.b64encode(pictures[name]).decode()
-            image = f"<img id={name} alt='{heading}' src='data:image/png;base64,{data}'>"
+            image = f"<img id={name} alt='{heading}' src='{_embed(pictures[name], 'image/png')}'>"
             parts.append(f"<h2>{heading}</h2><figure>{image}<figcaption>{caption}</figcaption></figure>")
+    parts.append(_videos(runs))
+    if evaluations := _evaluations(runs):
+        parts += ["<h2>Evaluations</h2>", _table(evaluations)]
     parts += [_settings(runs, groups), "<h2>Runs</h2>", _table(_run_rows(runs))]
     return _PAGE.format(title=_text(title), style=_STYLE, body="\n".join(filter(None, parts)))
 
@@ -339,6 +357,77 @@ def _aggregates(groups: Sequence[Group]) -> list[dict[str, str]]:
     return rows
 
 
+def paired_returns(
+    groups: Sequence[Group], level_set: str
+) -> dict[tuple[str, str], list[tuple[np.ndarray, np.ndarray]]]:
+    """The evaluated returns [runs] of every two variants, by their labels: a pair for each game of both.
+
+    A pair of variants is there once, in the order of the groups.
+    """
+    returns = [(g, g.returns(level_set)) for g in groups if level_set in g.level_sets]
+    known = [(g, values[np.isfinite(values)]) for g, values in returns if np.isfinite(values).any()]
+    order = variants(groups)
+    found: dict[tuple[str, str], list[tuple[np.ndarray, np.ndarray]]] = {}
+    for g, ours in known:
+        for other, theirs in known:
+            same_game = (g.env, g.mode) == (other.env, other.mode)
+            if same_game and order.index(g.label) < order.index(other.label):
+                found.setdefault((g.label, other.label), []).append((ours, theirs))
+    return found
+
+
+def _improvements(groups: Sequence[Group]) -> list[dict[str, str]]:
+    """How likely a variant beats another: a row for each two of them that have enough runs."""
+    where = "unseen levels" if _kind(groups) == "game" else "evaluation"
+    rows = []
+    for (name, other), games in paired_returns(groups, "test").items():
+        ours, theirs = (sum(len(pair[side]) for pair in games) for side in (0, 1))
+        if min(ours, theirs) >= scores.ENOUGH:
+            chance = f"{scores.probability_of_improvement(games):.2f}"
+            rows.append(
+                {
+                    f"probability of improvement, {where} [95% interval]": f"{name} over {other}",
+                    "": chance + _interval(scores.improvement_interval(games), 2),
+                    "over": _count(len(games), _kind(groups)),
+                    "runs": f"{ours} and {theirs}",
+                }
+            )
+    return rows
+
+
+def _videos(runs: Sequence[Run]) -> str:
+    """The two newest videos of each run, up to four in all."""
+    shown = []
+    for run, name in zip(runs, run_names(runs), strict=True):
+        # A name that begins with a dot belongs to a video that is being written, or was cut off.
+        found = [file for file in (run.path / "videos").glob("[!.]*.*") if file.suffix in (".mp4", ".gif")]
+        for file in sorted(found, key=lambda file: file.stat().st_mtime)[-2:]:
+            if file.stat().st_size > _VIDEO_LIMIT:
+                continue
+            is_video = file.suffix == ".mp4"
+            source = _embed(file.read_bytes(), "video/mp4" if is_video else "image/gif")
+            tag = (
+                f"<video controls loop muted src='{source}'></video>" if is_video else f"<img src='{source}'>"
+            )
+            caption = f"<figcaption>{_text(name)}: {_text(file.name)}</figcaption>"
+            shown.append(f"<figure>{tag}{caption}</figure>")
+    return f"<h2>Videos</h2><div class='videos'>{''.join(shown[:_MOST_VIDEOS])}</div>" if shown else ""
+
+
+def _evaluations(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """The content of each run's eval.json, of `python -m tfrl.evaluate`: a row for each evaluation."""
+    rows = []
+    for run, name in zip(runs, run_names(runs), strict=True):
+        content = read_json(run.path / EVALUATION_FILE) or {}
+        parts, env_steps = content.get("evaluations"), content.get("env_steps")
+        at = f", {env_steps:,} env steps" if isinstance(env_steps, int) else ""
+        for part in parts if isinstance(parts, list) else ():
+            if isinstance(part, dict):
+                cells = {key.replace("_", " "): _cell(value) for key, value in part.items()}
+                rows.append({"run": name, "policy": f"{content.get('checkpoint', '?')}{at}"} | cells)
+    return rows
+
+
 def _settings(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     """The settings in which the variants differ, except for env and seed, and those of all runs."""
     differing = run_folders.differences(runs)
@@ -397,12 +486,20 @@ def _number(value: Any, digits: int = 2) -> str:
     return f"{value:,.{digits}f}" if known else "-"
 
 
+def _cell(value: Any) -> str:
+    return _number(value, 3) if value is None or isinstance(value, float) else str(value)
+
+
 def _interval(ends: tuple[float, float], digits: int) -> str:
     return f" [{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]" if math.isfinite(ends[0]) else ""
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _embed(data: bytes, kind: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def _text(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("run", overflow="fold")
     table.add_column("state", overflow="fold")
-    for name in ("env steps", "done", "return", "steps/s", "last row"):
+    for name in ("env steps", "done", "return", "steps/s", "time left", "last row"):
         table.add_column(name, justify="right", no_wrap=True)
     for path in found:
         name = path.resolve().name if path == folder else str(path.relative_to(folder))
@@ -61,7 +62,9 @@ def _runs(folder: Path) -> list[Path]:
 
 
 def row(run: runs.Run) -> list[str]:
-    """The cells of a run: state, env steps, their share, return, steps/s, and the age of the last row.
+    """The cells of a run: state, env steps, share done, return, steps/s, time left, age of the last row.
+
+    The time left is that to the end at the latest, at the mean speed so far.
 
     A run is "running" while a process holds its lock. Some file systems do not show the locks of other
     machines; there the age of the last row tells more.
@@ -72,13 +75,17 @@ def row(run: runs.Run) -> list[str]:
         state = "done"
     else:
         state = "ended early" if (run.path / LEFT_FILE).exists() else "not running"
+    done, left = run.share_done, "-"
+    if run.speed and 0 < done < 1:
+        left = duration(run.env_steps / run.speed * (1 - done) / done)
     returns, written = run.points("rollout/episode_return")[1], files.last_change([run.path / PROGRESS_FILE])
     return [
         state,
         f"{run.env_steps:,}",
-        f"{run.env_steps / run.config.run_steps:.0%}",
+        f"{math.floor(100 * done)}%",
         f"{returns[-1]:.2f}" if returns.size else "-",
         f"{run.speed:.0f}" if run.speed else "-",
+        left,
         f"{duration(time.time() - written)} ago" if written else "-",
     ]
 

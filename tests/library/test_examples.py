@@ -13,6 +13,7 @@ SHOWN = {
     "own_heads": "mean return",
     "own_callback": "ended after",
     "own_algorithm": "mean return",
+    "own_loop": "evaluated again",
     "use_a_policy": "actions of a batch: [[",
 }
 # What the other examples show has tests of its own in other files.

@@ -301,3 +301,32 @@ def test_advancing_prints_nothing_between_two_intervals():
 )
 def test_durations_have_their_two_largest_units(seconds, text):
     assert duration(seconds) == text
+
+
+def test_returns_and_rewards_stand_beside_their_first_values_of_the_run():
+    progress = Progress(1000, initial={"rollout/episode_return": 1.5})  # of an earlier process
+    progress.note({"eval_test/return": 2.0})  # of a baseline
+    assert progress.metric_texts() == ["evaluation 2.00"]
+    progress.finish_update(100, {"rollout/episode_return": 3.0, "rollout/mean_reward": 0.25})
+    texts = ["return 3.00 (init 1.50)", "evaluation 2.00 (init 2.00)", "reward 0.25"]
+    assert progress.metric_texts() == texts
+    metrics = {"rollout/episode_return": 4.0, "rollout/normalized_return": 0.5, "rollout/mean_reward": 1.0}
+    progress.finish_update(200, metrics | {"eval_test/return": 5.0})
+    shown = "return 4.00 (normalised 0.50, init 1.50), evaluation 5.00 (init 2.00), reward 1 (init 0.25)"
+    assert ", ".join(progress.metric_texts()) == shown
+
+
+def test_the_last_line_has_the_speed_of_the_whole_run_once(capsys):
+    console = Console(interval=0.1)
+    console.start(Progress(1000))
+    console.progress.finish_update(1000, {"time/env_steps_per_second": 900.0})
+    console.progress.finish({"env_steps_per_second": 450.0})
+    console.phase("done")
+    time.sleep(0.5)
+    console.stop()
+    lines = capsys.readouterr().out.splitlines()
+    assert "450 steps/s" in lines[-1] and "900" not in lines[-1]
+    console = Console(interval=60)
+    console.start(Progress(1000))
+    console.stop()
+    assert len(capsys.readouterr().out.splitlines()) == 1

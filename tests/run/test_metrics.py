@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfrl.run.metrics import EventFile, MetricsWriter, NullMetricsWriter
+from tfrl.run.metrics import EventFile, MetricsWriter, NullMetricsWriter, first_values
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = ["rollout/episode_return", "train/policy_loss", "eval_test/return"]
@@ -287,3 +287,10 @@ def test_importing_is_cheap():
         "import sys, tfrl.run.metrics; sys.exit(not {'tensorflow', 'tensorboard'}.isdisjoint(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0
+
+
+def test_the_first_number_of_a_column_is_found(tmp_path):
+    path = tmp_path / "progress.csv"
+    assert first_values(path, ["a"]) == {}
+    path.write_text("env_steps,a,b,c\n0,,2.5,\n100,1.5,3,\n200,2,4,\n300,1.")
+    assert first_values(path, ["a", "b", "c", "d"]) == {"a": 1.5, "b": 2.5}

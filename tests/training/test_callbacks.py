@@ -41,7 +41,14 @@ def logdir(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("logs")
     config = dataclasses.replace(SMALL, logdir=str(folder), total_steps=512, eval_episodes=8)
-    watched = dataclasses.replace(config, run_name="watched", eval_every_steps=200, record_every=2)
+    watched = dataclasses.replace(
+        config,
+        run_name="watched",
+        eval_every_steps=200,
+        record_every=2,
+        eval_at_start=True,
+        keep_policies="all",
+    )
     assert train(dataclasses.replace(config, run_name="plain")) == 0
     assert train(watched) == 0
     return folder
@@ -58,12 +65,91 @@ def test_the_best_policy_and_the_videos_are_kept(logdir):
     with (logdir / "watched" / "progress.csv").open() as file:
         evaluated = {int(row["env_steps"]): row["eval_test/return"] for row in csv.DictReader(file)}
     scores = {steps: float(cell) for steps, cell in evaluated.items() if cell}
-    assert list(scores) == [256, 512]
+    assert list(scores) == [0, 256, 512]  # with the baseline
     assert best.env_steps == max(scores, key=scores.get)
     assert {path.name for path in (logdir / "watched" / "videos").iterdir()} == {
         "catch-test-256.mp4",
         "catch-test-512.mp4",
     }
+
+
+def test_a_baseline_is_evaluated_before_the_first_update(logdir):
+    """It is of the initial weights, and is no update."""
+    run = runs.load(logdir / "watched")
+    assert run.progress["env_steps"].tolist()[:2] == [0, 128]
+    assert np.isnan(run.progress["rollout/mean_reward"][0])
+    steps, returns = run.evaluations("test")
+    _, rewards = run.points("eval_test/mean_reward")
+    _, lengths = run.points("eval_test/episode_length")
+    assert steps[0] == 0
+    np.testing.assert_allclose(rewards, returns / lengths, rtol=1e-6)
+    plain = runs.load(logdir / "plain")
+    for name in ("rollout/episode_return", "train/policy_loss"):
+        np.testing.assert_array_equal(run.progress[name][1:], plain.progress[name])
+
+
+def test_every_policy_of_an_evaluation_is_kept_and_loads(logdir):
+    folder = logdir / "watched" / "policies"
+    steps, returns = runs.load(logdir / "watched").evaluations("test")
+    names = [f"{int(at)}_{value:.2f}.npz" for at, value in zip(steps, returns, strict=True)]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
+    last = find_policy(logdir / "watched", "last")
+    kept = find_policy(folder / names[-1], "last")
+    assert kept.env_steps == 512
+    assert all(np.array_equal(kept.weights[name], last.weights[name]) for name in last.weights)
+    first = tfrl.load(folder / names[0])
+    assert tfrl.evaluate(first, episodes=8).mean == pytest.approx(returns[0])
+    with pytest.raises(tfrl.SettingsError, match="holds one policy, so it has no checkpoint best"):
+        tfrl.load(folder / names[0], "best")
+
+
+def test_only_the_last_policy_of_an_evaluation_is_kept(tmp_path):
+    from small_run import SMALL
+
+    config = dataclasses.replace(SMALL, logdir=str(tmp_path), keep_policies="last")
+    messages = []
+    session = types.SimpleNamespace(
+        console=types.SimpleNamespace(message=messages.append, warn=messages.append)
+    )
+    weights = {"actor/kernel": np.ones(3, np.float32)}
+    run = types.SimpleNamespace(is_chief=True, folder=tmp_path, weights=lambda: weights)
+    keeps = callbacks.EvaluatedPolicies(config, session)
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies" / "mine.npz").touch()
+    for run.env_steps, score in ((256, -1.5), (512, 2.0)):
+        keeps.on_evaluation(run, {"eval_test/return": score})
+    assert {path.name for path in (tmp_path / "policies").iterdir()} == {"512_2.00.npz", "mine.npz"}
+    assert messages[-1] == f"policy: {tmp_path / 'policies' / '512_2.00.npz'}"
+
+
+@pytest.mark.parametrize("display", [None, ":7"])
+def test_the_learning_curve_is_named_and_shown_where_there_is_a_display(
+    logdir, tmp_path, monkeypatch, display
+):
+    """The viewer is a program of this test, which notes its argument."""
+    viewer = tmp_path / "xdg-open"
+    viewer.write_text("#!/bin/sh\necho $1 > $0.part\nmv $0.part $0.opened\n")
+    viewer.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    if display:
+        monkeypatch.setenv("DISPLAY", display)
+    said = []
+    chief = types.SimpleNamespace(is_chief=True)
+    session = types.SimpleNamespace(runtime=chief, console=types.SimpleNamespace(message=said.append))
+    run = types.SimpleNamespace(folder=logdir / "plain")
+    callbacks.LearningCurve(types.SimpleNamespace(show=True), session).on_end(run, {})
+    picture = logdir / "plain" / "plots" / "learning_curve.png"
+    assert said[0] == f"learning curve: {picture}"
+    if display is None:
+        assert said[1:] == ["There is no display here, so --show does not open the picture."]
+        return
+    for _ in range(100):
+        if (tmp_path / "xdg-open.opened").exists():
+            break
+        time.sleep(0.05)
+    assert (tmp_path / "xdg-open.opened").read_text().strip() == str(picture)
 
 
 def test_tensorboard_has_curves_hyperparameters_and_settings(logdir):

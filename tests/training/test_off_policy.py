@@ -1,7 +1,9 @@
 """Runs from replay: the same on any topology, gone on with exactly, killed or not; the loop's arithmetic."""
 
 import contextlib
+import csv
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -13,10 +15,12 @@ import numpy as np
 import pytest
 from learners import make, updated
 from refusals import refusal
-from worker_pair import run_workers
+from worker_pair import ended, run_workers, started
 
 from tfrl import config as settings
+from tfrl.envs import gymnasium
 from tfrl.run import loop
+from tfrl.run import session as session_module
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.stop import Stopped
 from tfrl.training import off_policy
@@ -277,6 +281,95 @@ def test_two_workers_and_a_kill_end_as_one_process(dqn, tmp_path):
         assert results(config)["resumed_at"] == [killed_at] and results(config)["workers"] == 2
     assert results(config)["weights_sha256"] == results(dqn)["weights_sha256"]
     assert results(config)["eval"] == results(dqn)["eval"]
+
+
+def without_times(config, file="progress.csv"):
+    """The rows of a file, but for times."""
+    with (config.run_dir / file).open() as content:
+        rows = list(csv.DictReader(content))
+    return [{k: v for k, v in row.items() if not k.startswith("time/") and k != "seconds"} for row in rows]
+
+
+def stopped_at(numbers, monkeypatch):
+    """Lets runs stop at these votes of all workers, counted from 1."""
+    votes = itertools.count(1)
+
+    def vote(session):
+        if next(votes) in numbers:
+            raise Stopped(0)
+
+    monkeypatch.setattr(session_module.Session, "raise_if_stopped", vote)
+
+
+ONE_ITERATION = ("--iteration-steps", "400", "--total-steps", "400")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "further"),
+    [
+        (DQN, ()),
+        pytest.param(DQN, ("--lag", "1", "--iteration-steps", "200"), marks=pytest.mark.long),
+        pytest.param(SAC, ("--num-envs", "1"), marks=pytest.mark.long),
+        pytest.param(SAC, ("--train-every", "400", "--updates-per-step", "0.5"), marks=pytest.mark.long),
+    ],
+    ids=["dqn", "prefetched", "one-env", "one-turn"],
+)
+def test_a_run_that_is_stopped_within_an_iteration_ends_undisturbed(
+    algorithm, further, tmp_path, monkeypatch
+):
+    """It is stopped between env steps and among gradient steps, and resumed by another number of replicas."""
+    flags = (*algorithm, *ONE_ITERATION, *further)
+    plain = train(flags[0], tmp_path / "plain", *flags[1:])
+    with monkeypatch.context() as patch:
+        stopped_at({12, 33, 53}, patch)
+        replicas = 1 if "1" in further[:2] else 2
+        for count in (1, replicas, 1, 1):
+            whole = train(flags[0], tmp_path / "parts", *flags[1:], replicas=count)
+    at = results(whole)["resumed_at"]
+    assert len(at) == 3 and any(steps % whole.iteration_steps for steps in at)
+    assert_same_end(plain, whole)
+    assert without_times(whole) == without_times(plain)
+    assert without_times(whole, "episodes.csv") == without_times(plain, "episodes.csv")
+
+
+def test_episodes_are_counted_once_where_envs_are_not_restored_exactly(tmp_path, monkeypatch):
+    """What was played within the iteration counts; the cut episodes do not."""
+    flags = (*DQN, *ONE_ITERATION, "--learning-starts", "400", "--updates-per-step", "1")
+    with monkeypatch.context() as patch:
+        stopped_at({41}, patch)
+        train(flags[0], tmp_path, *flags[1:])
+    exactly = gymnasium.GymnasiumVec._resume
+    monkeypatch.setattr(gymnasium.GymnasiumVec, "_resume", lambda *given: exactly(*given) and False)
+    whole = train(flags[0], tmp_path, *flags[1:])
+    rows = without_times(whole, "episodes.csv")
+    (row,) = without_times(whole)
+    assert int(row["rollout/episodes"]) == len(rows) > 0
+    steps = [int(row["env_steps"]) for row in rows]
+    assert steps == sorted(steps) and sum(float(row["length"]) for row in rows) <= 400
+
+
+@pytest.mark.long
+def test_one_signal_stops_two_workers_within_an_iteration_and_one_process_ends_it(tmp_path):
+    """SIGTERM for worker 1 alone: both save at the same turn. The iteration is the whole run."""
+    run = (*SAC, "--iteration-steps", "1000", "--total-steps", "1000", "--train-every", "4")
+    run += ("--replay-size", "1000", "--updates-per-step", "0.5", "--lr-schedule", "linear")
+    command = ["-m", f"tfrl.{run[0]}", *run[1:], "--logdir", str(tmp_path / "stopped")]
+    config = parsed(*run, "--logdir", str(tmp_path / "stopped"))
+    with started(command, command) as workers:
+        while not (config.run_dir / "config.yaml").exists() and workers[0].poll() is None:
+            time.sleep(0.05)
+        time.sleep(1)  # so that, on most machines, there are gradient steps
+        workers[1].send_signal(signal.SIGTERM)
+        asked = time.monotonic()
+        ends = [ended(worker) for worker in workers]
+    assert [code for code, _ in ends] == [143, 143], ends
+    assert time.monotonic() - asked < 120
+    whole = train(*run[:1], tmp_path / "stopped", *run[1:])
+    plain = train(*run[:1], tmp_path / "plain", *run[1:])
+    assert without_times(whole) == without_times(plain) and len(without_times(whole)) == 1
+    assert without_times(whole, "episodes.csv") == without_times(plain, "episodes.csv")
+    assert results(whole)["weights_sha256"] == results(plain)["weights_sha256"]
+    assert results(whole)["eval"] == results(plain)["eval"]
 
 
 def test_the_row_of_an_iteration_has_its_metrics(dqn):

@@ -107,6 +107,21 @@ class ActingNetwork:
         rows = (None if x is None else tf.convert_to_tensor(x) for x in (observations, noise, memory))
         return tf.nest.map_structure(lambda x: x.numpy(), self._choose(*rows))
 
+    def deviations(self, observations: np.ndarray, *memory: np.ndarray) -> np.ndarray:
+        """The policy's standard deviation, before the tanh, a mean over an action's numbers, float64 [B].
+
+        Only for a network that `has_deviation`; the arguments are those of `choose`.
+        """
+        if self.numpy_can_act:
+            parameters = self.array_pass(observations)
+        else:
+            parameters = self._parameters(*map(tf.convert_to_tensor, (observations, *memory))).numpy()
+        return self.network.distribution.deviations(parameters)
+
+    @compiled(reduce_retracing=True)
+    def _parameters(self, *inputs: tf.Tensor) -> tf.Tensor:
+        return self.outputs(*inputs)[0]
+
     def outputs(self, observations: tf.Tensor, *memory: tf.Tensor) -> Sequence[tf.Tensor]:
         """The network's outputs, [B, ...] each, with the present weights; part of a compiled function."""
         return self._forward(self._read(), observations, *memory)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _PART_ROWS = 128
 _ENVS_OF_ACTORS = 8
 _MOST_AT_ONCE = 256  # gradient steps; more in a call would not be faster
+_MOST_AT_ONCE_OF_IMAGES = 16  # a stop waits for the end of a call, and such a step may take seconds
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class ReplayLearning(ScheduledLearning):
     8, or one for each actor if --actors does not divide 8. A resumed run keeps its number."""
     iteration_steps: Annotated[int, COUNT] = 1000
     """Env steps of an iteration, all workers together: one row of progress.csv, and the unit of --eval-every
-    and --checkpoint-every. A stop waits for the end of the iteration, so give fewer if it takes minutes."""
+    and --checkpoint-every. A stop saves the run within the iteration."""
     replay_size: Annotated[int, Range(2, 1e12)] = 1_000_000
     """Transitions in the replay, all workers together; each env has an equal share."""
     learning_starts: Annotated[int, COUNT] = 5000
@@ -195,7 +196,7 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
     def most_gradient_steps(self) -> int:
         """The largest number of gradient steps of one call, whose batches are in memory together."""
         due = math.ceil(max(self.train_every, self.num_envs) * self.updates_per_step)
-        return min(max(1, due), _MOST_AT_ONCE)
+        return min(max(1, due), _MOST_AT_ONCE if self.small_network else _MOST_AT_ONCE_OF_IMAGES)
 
     def gradient_steps_due(self, env_steps: int) -> int:
         """The number of gradient steps that are due after `env_steps` env steps, exactly: 90 x 0.7 is 63."""

@@ -94,9 +94,14 @@ def from_yaml(path: Path) -> RLSettings:
 
 
 def run_folder(word: str) -> Path:
-    """The folder of a run: a path, or the name of a run in logs/."""
+    """The folder of a run, or a policy in it: a path, or the name of a run in logs/."""
     path, named = Path(word), Path("logs", word)
-    return named if named.is_dir() and not path.exists() else path
+    return named if named.exists() and not path.exists() else path
+
+
+def folder_of(path: Path) -> Path:
+    """The folder of a run, from this folder or from the path of a policy, RUN/policies/NAME.npz."""
+    return path.parent.parent if path.is_file() else path
 
 
 def of_run(path: Path) -> RLSettings:

@@ -279,6 +279,11 @@ class Run(settings.Run):
     """Updates (with replay: iterations) between evaluations; 0: only at the end."""
     eval_every_steps: Annotated[int, Range(0, 1e15)] = 0
     """Env steps between evaluations; each comes at the end of an update. 0: only --eval-every decides."""
+    eval_at_start: bool = False
+    """Also evaluate before the first update, as a baseline."""
+    keep_policies: Literal["best", "last", "all"] = "best"
+    """Policies of evaluations to keep. best: the one with the highest return, in checkpoints/best.npz. last
+    and all: also policies/STEPS_RETURN.npz of the last one, or of every one."""
     record_every: Annotated[int, NATURAL] = 0
     """Updates (with replay: iterations) between short videos; 0: none."""
     eval_episodes: Annotated[int, EPISODES] = 128
@@ -286,6 +291,11 @@ class Run(settings.Run):
     multiple of 64."""
     eval_greedy: bool = False
     """Evaluations take the most likely action instead of drawing one."""
+    log_info: str | None = None
+    """Keys of the env's info, separated by commas, whose numbers become columns info/KEY: the mean over the
+    steps of an update that have the key. Numbers in info["metrics"] become columns without this flag."""
+    show: bool = False
+    """Open the picture of the learning curve at the end of the run, where there is a display."""
     callbacks: str | None = None
     """Your own callbacks, such as my_package.my_module:MyCallback, separated by commas. Each is created
     without arguments."""
@@ -390,6 +400,11 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         if self.optimizer == "sgd":
             found["adam_epsilon"] = "with --optimizer sgd"
         return found
+
+    @property
+    def logged_info(self) -> tuple[str, ...]:
+        """The keys of --log-info."""
+        return tuple(dict.fromkeys(key.strip() for key in (self.log_info or "").split(",") if key.strip()))
 
     @property
     def steps_per_env(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tfrl.envs.infos import Sums
 from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec, Step, pack_state, step_of, unpack_state
 
 
@@ -65,6 +66,10 @@ class Catch:
         for i in np.flatnonzero(ended | cut):
             self._restart(i)
         self._step = Step(reward, self._boards(), ended | cut, cut, finals)
+
+    def take_info(self) -> Sums:
+        """{}: this env has no infos."""
+        return {}
 
     def solved(self) -> np.ndarray:
         """True where the last ball was caught, bool [B]; valid while `first` is True."""

@@ -42,6 +42,7 @@ from tfrl.envs.calls import (
     stored,
     summary,
 )
+from tfrl.envs.infos import METRICS, InfoSums, Sums
 from tfrl.envs.observations import CHOICES, FLAGS, IMAGE, NUMBERS, WORD_FLAGS, ArraySpec, Part
 from tfrl.envs.registry import Facts
 from tfrl.envs.spec import (
@@ -103,6 +104,7 @@ class GymnasiumVec:
         self._episodes = [0] * self.num_envs
         self._emulators: list[dict[str, np.ndarray]] = [{}] * self.num_envs  # before resets without a seed
         self._solved = np.zeros(self.num_envs, bool)
+        self._info, self._logs_info = InfoSums(spec.log_info, self.num_envs), bool(spec.log_info)
         self._shape = self.observation_spec.shape
         self._seen = np.dtype(self.observation_spec.dtype)  # of the last observation that was checked
         self._action_type = np.dtype(self.action_spec.dtype)  # made once: a step takes only microseconds
@@ -148,6 +150,8 @@ class GymnasiumVec:
             for i, (play, action) in enumerate(zip(self._plays, inputs, strict=True)):
                 shown, reward[i], terminated, truncated, info = play(action)
                 ends = terminated or truncated or self._began[i] <= started_by
+                if self._logs_info or METRICS in info:
+                    self._info.add(i, info)
                 if packs:
                     shown = self._stored(shown, info, ends=ends) if not terminated else shown
                 elif type(shown) is not ndarray or shown.shape != shape or shown.dtype is not self._seen:
@@ -190,6 +194,10 @@ class GymnasiumVec:
     def solved(self) -> np.ndarray:
         """True where the last episode was a success by its `info["is_success"]`, bool [B]."""
         return self._solved.copy()
+
+    def take_info(self) -> Sums:
+        """Implements `VecEnv.take_info`."""
+        return self._info.take()
 
     def render(self) -> list[np.ndarray]:
         """Frames uint8 [H, W, 3] per env; needs `spec.render`. Raises ValueError if something is missing."""

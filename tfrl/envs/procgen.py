@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tfrl.envs.infos import Sums
 from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec, Step, pack_state, step_of, unpack_state
 
 
@@ -98,6 +99,10 @@ class Procgen:
     def info(self) -> list[dict[str, Any]]:
         """Procgen's own facts per env: `level_seed`, `prev_level_seed`, `prev_level_complete`."""
         return self._env.get_info()
+
+    def take_info(self) -> Sums:
+        """{}: this env has no infos."""
+        return {}
 
     def solved(self) -> np.ndarray:
         """Procgen's `prev_level_complete`, bool [B]."""

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
+from tfrl.envs.infos import Sums
 from tfrl.envs.observations import ArraySpec
 
 
@@ -259,6 +260,7 @@ class EnvSpec(EnvSettings):
     `num_levels=0` is the full distribution of levels; envs without levels ignore these fields.
     `num_threads`, `num_processes` and `render` change only the speed; `VecEnv.render` needs `render`.
     `env_kwargs`, `frame_skip`, `max_episode_steps` and `action_masks` are as in `tfrl.config.run.Task`.
+    `log_info` are the keys of infos whose numbers `VecEnv.take_info` sums.
     """
 
     env: str
@@ -274,6 +276,7 @@ class EnvSpec(EnvSettings):
     frame_skip: int | None = None
     max_episode_steps: int | None = None
     action_masks: str = "auto"
+    log_info: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, task: EnvSettings, *, num_envs: int, seed: int, **changes: Any) -> EnvSpec:
@@ -358,6 +361,9 @@ class VecEnv(Protocol):
 
     def solved(self) -> np.ndarray:
         """True where the last finished episode reached its goal, bool [B]."""
+
+    def take_info(self) -> Sums:
+        """The sums of the numbers in the infos of all steps since the last call; {} without any."""
 
     def render(self) -> Sequence[np.ndarray]:
         """Video frames, uint8 [H, W, 3] per env; needs `EnvSpec.render`."""

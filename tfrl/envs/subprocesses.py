@@ -17,6 +17,7 @@ import numpy as np
 
 from tfrl.cli.errors import EnvError, UserError
 from tfrl.cli.signals import STOP_CODES
+from tfrl.envs.infos import Sums, joined
 from tfrl.envs.spec import EnvSpec, Step, VecEnv
 
 MakeVecEnv = Callable[[EnvSpec, Sequence[int]], VecEnv]
@@ -86,6 +87,10 @@ class SubprocessVecEnv:
     def solved(self) -> np.ndarray:
         """Implements `VecEnv.solved`."""
         return np.concatenate(self._ask("solved"))
+
+    def take_info(self) -> Sums:
+        """Implements `VecEnv.take_info`."""
+        return joined(list(zip(self._ask("take_info"), self._slices, strict=True)), self.num_envs)
 
     def render(self) -> Sequence[np.ndarray]:
         """Implements `VecEnv.render`."""

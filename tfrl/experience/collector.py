@@ -15,6 +15,7 @@ import numpy as np
 
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
+from tfrl.envs.infos import Sums, joined
 from tfrl.envs.spec import EnvSpec, Step, VecEnv
 from tfrl.experience import memory
 from tfrl.experience.memory import CorrelatedNoise, Memory
@@ -204,9 +205,16 @@ class Collector:
         for group in self._groups:
             self._observe(group, num_steps, rollout)
             group.store(rollout)
+        rollout.info = self.take_info()
         policy.complete(rollout)
         rollout.seconds = time.perf_counter() - start
         return rollout
+
+    def take_info(self) -> Sums:
+        """The sums of the envs' infos since the last call, in the order of `indices`."""
+        places = {index: place for place, index in enumerate(self.indices)}
+        parts = [(group.env.take_info(), [places[i] for i in group.indices]) for group in self._groups]
+        return joined(parts, len(self.indices))
 
     def observe(self) -> Step:
         """The present observations of one group of envs, and the results of the last actions."""
@@ -356,8 +364,14 @@ class Observer:
         self.observation = observation
         return Seen(reward, observation, ended)
 
-    def settle(self) -> None:
-        """Marks the end of all episodes of an update, whose states `get_state` gives; does nothing here."""
+    def take_info(self) -> Sums:
+        """The sums of the envs' infos since the last call, in the order of `indices`."""
+        parts = [(env.take_info(), [place]) for place, env in enumerate(self._envs)]
+        return joined(parts, len(self.indices))
+
+    def settle(self) -> Sums:
+        """Marks the end of all episodes of an update, whose states `get_state` gives; returns `take_info`."""
+        return self.take_info()
 
     def get_state(self) -> EnvStates:
         """The present state of the envs."""

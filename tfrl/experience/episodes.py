@@ -237,7 +237,10 @@ class _Tally:
 
 # Metrics and results
 
-_METRICS = ("return", "return_std", "episode_length", "episode_length_std", "normalized_return")
+_METRICS = (
+    *("return", "return_std", "episode_length", "episode_length_std", "normalized_return"),
+    "mean_reward",
+)
 GAP = "eval/generalization_gap"
 
 
@@ -248,7 +251,7 @@ def evaluation_columns(level_sets: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def evaluation_metrics(task: Any, level_set: str, played: Episodes) -> dict[str, float]:
-    """The metrics of one level set's episodes."""
+    """The metrics of one level set's episodes. `mean_reward` is the mean reward of an env step."""
     mean = float(played.returns.mean())
     score = normalized_return(task.env, task.distribution_mode, mean)
     values = (
@@ -257,6 +260,7 @@ def evaluation_metrics(task: Any, level_set: str, played: Episodes) -> dict[str,
         float(played.lengths.mean()),
         float(played.lengths.std()),
         math.nan if score is None else score,
+        float(played.returns.sum() / max(1.0, played.lengths.sum())),
     )
     return {f"eval_{level_set}/{name}": value for name, value in zip(_METRICS, values, strict=True)}
 

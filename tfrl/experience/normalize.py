@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -182,6 +183,22 @@ def _pairwise_sum(x: np.ndarray) -> np.ndarray:
     return x[0]
 
 
+class FinishedEpisodes(NamedTuple):
+    """Episodes that have ended, in the order of their ends.
+
+    Attributes:
+      rounds: int64 [n], the number of rounds of env steps after which each one ended.
+      envs: int64 [n], the global indices of their envs.
+      returns: float64 [n], sums of raw rewards.
+      lengths: float64 [n], in env steps.
+    """
+
+    rounds: np.ndarray
+    envs: np.ndarray
+    returns: np.ndarray
+    lengths: np.ndarray
+
+
 class EpisodeStatistics:
     """Raw returns and lengths of finished episodes; means are over the last 100 episodes.
 
@@ -198,28 +215,36 @@ class EpisodeStatistics:
         self.episodes = 0
         self.mean_reward = self.longest = float("nan")
 
-    def add(self, rewards: np.ndarray, first: np.ndarray) -> None:
-        """Adds raw rewards [T, N] and `first` [T, N] of all envs."""
+    def add(self, rewards: np.ndarray, first: np.ndarray) -> FinishedEpisodes:
+        """Adds raw rewards [T, N] and `first` [T, N] of all envs; returns the episodes that ended."""
         returns, self._returns = _running_sums(rewards, first, self._returns, 1.0)
         lengths, self._lengths = _running_sums(np.ones_like(rewards), first, self._lengths, 1.0)
         self._recent.extend(zip(returns[first].tolist(), lengths[first].tolist(), strict=True))
         self.episodes += int(first.sum())
         self.mean_reward = float(rewards.mean(dtype=np.float64))
         self.longest = float(lengths.max())
+        rounds, envs = np.nonzero(first)
+        return FinishedEpisodes(rounds + 1, envs, returns[first], lengths[first])
 
-    def add_one_each(self, returns: np.ndarray, lengths: np.ndarray, ended: np.ndarray) -> None:
+    def add_one_each(self, returns: np.ndarray, lengths: np.ndarray, ended: np.ndarray) -> FinishedEpisodes:
         """Adds one episode of every env, or a part of it where it has not `ended`, bool [N].
 
         Args:
           returns: float64 [N], sums of raw rewards.
           lengths: int64 [N].
+
+        Returns the episodes that ended.
         """
+        rounds = lengths
         self.mean_reward = float(returns.sum() / lengths.sum())
         returns, lengths = self._returns + returns, self._lengths + lengths
         self.longest = float(lengths.max())
         self._recent.extend(zip(returns[ended].tolist(), lengths[ended].tolist(), strict=True))
         self.episodes += int(ended.sum())
         self._returns, self._lengths = np.where(ended, 0.0, returns), np.where(ended, 0.0, lengths)
+        envs = np.flatnonzero(ended)
+        envs = envs[np.argsort(rounds[envs], kind="stable")]
+        return FinishedEpisodes(rounds[envs], envs, returns[envs], lengths[envs])
 
     def forget(self, envs: np.ndarray) -> None:
         """Resets the running episodes of some envs, bool [N], which were truncated."""

@@ -10,6 +10,7 @@ import numpy as np
 from rich import filesize
 
 from tfrl.cli.errors import UserError
+from tfrl.envs.infos import Sums
 from tfrl.envs.spec import ActionSpec, ArraySpec, Step
 from tfrl.workers import machine
 
@@ -30,6 +31,7 @@ class Rollout:
         If o_t, t > 0, begins an episode, it is the memory of the episode before, because the value of that
         episode's last observation needs it.
       final_observations: the last observation of each truncated episode, by (r, t, b).
+      info: the `Sums` of the envs' infos, [2, R * B] each, in the order of the global envs.
       seconds: the time of collecting; env_wait_seconds: the part of it that was spent waiting for envs.
       idle_seconds: the time for which an actor waited before it could begin.
       version: the number of updates of the weights that collected it; for several actors, the mean.
@@ -43,6 +45,7 @@ class Rollout:
     truncated: np.ndarray
     memory: np.ndarray | None = None
     final_observations: dict[tuple[int, int, int], np.ndarray] = field(default_factory=dict)
+    info: Sums = field(default_factory=dict)
     seconds: float = 0.0
     env_wait_seconds: float = 0.0
     idle_seconds: float = 0.0

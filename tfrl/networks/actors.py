@@ -71,6 +71,11 @@ class DeterministicActor(ActorAndCritics):
         super().__init__(config, precision, critics=critics, outputs=registry.specs(config)[1].shape[0])
         self._noise_scale = noise_scale
 
+    @property
+    def has_deviation(self) -> bool:
+        """False: the deviation of the exploration is a setting."""
+        return False
+
     def sample(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tf.Tensor:
         """The best actions with added Gaussian noise, float32 [B, D] in [-1, 1]."""
         return tf.clip_by_value(self.greedy(outputs) + self._noise_scale * noise, -1.0, 1.0)

@@ -81,6 +81,10 @@ class ActionDistribution(ABC):
     def log_probs_of(self, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """log pi(a), float32 [B], from parameters float32 [B, P] and the actions of `act`."""
 
+    def deviations(self, parameters: np.ndarray) -> np.ndarray:
+        """The standard deviation of continuous actions, float64 [B]; of `TanhNormalActions` only."""
+        raise NotImplementedError
+
     @abstractmethod
     def act_greedily(self, parameters: np.ndarray) -> np.ndarray:
         """The deterministic actions, [B, *shape]."""
@@ -333,6 +337,10 @@ class TanhNormalActions(ActionDistribution):
         standard = (0.5 * (above - below) - mean) / std
         terms = -0.5 * np.square(standard) - np.log(std) - _LOG_SQRT_2_PI - (above + below)
         return terms.sum(axis=1).astype(np.float32)
+
+    def deviations(self, parameters: np.ndarray) -> np.ndarray:
+        """The standard deviation of z, a mean over its D numbers, float64 [B]."""
+        return _mean_and_std(parameters)[1].mean(axis=1)
 
     def act_greedily(self, parameters: np.ndarray) -> np.ndarray:
         """tanh(mean), float32 [B, D]."""

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.networks import entrance
-from tfrl.networks.distributions import distribution_for
+from tfrl.networks.distributions import TanhNormalActions, distribution_for
 from tfrl.ops.graph import graph
 from tfrl.workers import machine
 from tfrl.workers.data_parallel import Weights
@@ -286,6 +286,11 @@ class Network:
         """The outputs that decide actions, [B, ...] each, for observations [B, *shape]."""
         (name,) = self.acting
         return [self.entrance.mask(observations, self.functions[name](weights[name], observations))]
+
+    @property
+    def has_deviation(self) -> bool:
+        """True if the policy of continuous actions has a standard deviation of its own."""
+        return isinstance(self.distribution, TanhNormalActions)
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The random numbers of one env's actions, float32 [steps, K]."""

@@ -24,7 +24,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag, shown
 from tfrl.cli.settings import SETTINGS_FILE, Precision, to_yaml
 from tfrl.cli.streams import tell
-from tfrl.config import of_run
+from tfrl.config import folder_of, of_run
 from tfrl.config.run import DECIDE_MLP, DECIDE_WEIGHTS, Network, RLSettings
 from tfrl.envs import registry
 from tfrl.networks.distributions import distribution_for
@@ -168,16 +168,19 @@ def split_checkpoint(folder: str | Path, checkpoint: str = "last") -> tuple[Path
 
 
 def find_policy(path: Path, checkpoint: str, warn: Callable[[str], None] = _warn) -> PolicySource:
-    """Finds a policy in the folder of a run or of an export.
+    """Finds a policy in the folder of a run or of an export, or in a file of `keep_evaluated`.
 
     Args:
-      path, checkpoint: as in `split_checkpoint`; an export has only "last".
+      path: the folder, as in `split_checkpoint`, or the file.
+      checkpoint: as in `split_checkpoint`; an export has only "last".
       warn: called with a sentence for each damaged checkpoint; by default it writes to stderr.
 
     Raises:
       UserError: the folder is not one of a run, or the checkpoint is missing or damaged.
     """
     path, checkpoint = split_checkpoint(path, checkpoint)
+    if path.is_file():
+        return _evaluated(path, checkpoint)
     config = of_run(path)
     found = read_state(path, checkpoint, warn)
     steps = config.run_steps if found.env_steps is None else found.env_steps
@@ -231,6 +234,15 @@ def _best(run: Path) -> SavedState:
     if _INFO not in arrays:
         raise UserError(f"{file} is damaged; take another --checkpoint.")
     return SavedState(arrays, "best", unpack_json(arrays.pop(_INFO))["env_steps"])
+
+
+def _evaluated(file: Path, checkpoint: str) -> PolicySource:
+    if checkpoint != "last":
+        raise UserError(f"{file} holds one policy, so it has no --checkpoint {checkpoint}; leave it out.")
+    config, arrays = of_run(folder_of(file)), _read(file)
+    if _INFO not in arrays:
+        raise UserError(f"{file} is no policy of a run, or is damaged.")
+    return PolicySource(config, weights_of(arrays), file.stem, unpack_json(arrays[_INFO])["env_steps"])
 
 
 def _exported(run: Path) -> SavedState:
@@ -296,6 +308,26 @@ def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env
     files.make_folder(path.parent)
     info = pack_json({"score": score, "env_steps": env_steps})
     files.write(path, encode({**with_prefix(PREFIX, weights), _INFO: info}))
+
+
+_KEPT = re.compile(r"\d+_-?\d+\.\d\d\.npz")
+
+
+def keep_evaluated(
+    run: Path, weights: Mapping[str, np.ndarray], *, score: float, env_steps: int, alone: bool
+) -> Path:
+    """Saves the policy of an evaluation as `policies/STEPS_RETURN.npz`; returns the path.
+
+    The arguments are those of `keep_best`; `alone` removes the policies of other evaluations. Raises OSError.
+    """
+    path = run / "policies" / f"{env_steps}_{score:.2f}.npz"
+    files.make_folder(path.parent)
+    info = pack_json({"score": score, "env_steps": env_steps})
+    files.write(path, encode({**with_prefix(PREFIX, weights), _INFO: info}))
+    for other in path.parent.glob("*.npz") if alone else ():
+        if other != path and _KEPT.fullmatch(other.name):
+            other.unlink(missing_ok=True)
+    return path
 
 
 # --start-from: a run that starts with the weights of another run

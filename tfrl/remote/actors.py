@@ -5,6 +5,7 @@ A process that dies is replaced, and the new one repeats its part.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from tfrl.algorithms.acting import Actor
 from tfrl.config import distributed
 from tfrl.config.distributed import LEARNER, DistributedSettings
 from tfrl.envs import registry
+from tfrl.envs.infos import Sums, joined
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.collector import Collected, Collector, Observer, Seen, Versioned
 from tfrl.experience.rollout import Rollout
@@ -180,6 +182,9 @@ def _join(collected: Sequence[Rollout], whole: Rollout) -> None:
         for (_, t, b), observation in part.final_observations.items():
             whole.final_observations[(begin + b) // each, t, (begin + b) % each] = observation
         begin = end
+    places = np.cumsum([0, *(part.rewards.shape[2] for part in collected)]).tolist()
+    shares = [slice(first, last) for first, last in itertools.pairwise(places)]
+    whole.info = joined([(p.info, share) for p, share in zip(collected, shares, strict=True)], places[-1])
     slowest = max(collected, key=lambda part: part.seconds)
     whole.seconds, whole.env_wait_seconds = slowest.seconds, slowest.env_wait_seconds
     whole.idle_seconds = float(np.mean([part.idle_seconds for part in collected]))
@@ -240,14 +245,21 @@ class RayObservers(SupervisedActors):
         self.observation = seen.observation
         return seen
 
-    def settle(self) -> None:
-        """Notes the states of the envs, at which the replacement of a process that dies begins."""
+    def settle(self) -> Sums:
+        """Notes the states of the envs, at which the replacement of a process that dies begins.
+
+        Returns the sums of the envs' infos of the update.
+        """
+        for actor in self._actors:
+            actor.order("take_info")
+        sums = [actor.newest() for actor in self._actors]
         for actor in self._actors:
             actor.order("get_state")
         places = [actor.newest() for actor in self._actors]
         for actor, place in zip(self._actors, places, strict=True):  # a stop may come before all are there
             actor.settle(place)
         self._show()  # a replaced process may have begun new episodes
+        return joined(list(zip(sums, self._slices, strict=True)), len(self.observation))
 
     def set_state(self, states: Mapping[int, bytes]) -> None:
         """Continues from states by global env index. States of other envs are ignored."""

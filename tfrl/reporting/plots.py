@@ -277,11 +277,7 @@ def final_scores(groups: Sequence[Group]) -> Figure | None:
         published = [of_game["test"] for of_game in found] if all(found) else []
         label = _row_label("IQM over games", name, groups)
         rows.append((label, names.index(name), statistics.iqm, scores, published))
-    figure = Figure(figsize=(8.2, 1.7 + 0.48 * len(rows)))
-    ax = figure.subplots()
-    ax.set_yticks(range(len(rows)), [label for label, *_ in rows])
-    ax.set_ylim(len(rows) - 0.4, -0.6)
-    ax.grid(axis="y", visible=False)
+    figure, ax = _rows_of_scores([label for label, *_ in rows])
     ax.set_xlabel("normalised score on unseen levels (0: no useful play, 1: perfect play)")
     text = "mean over seeds" if any(len(g.runs) > 1 for g in groups) else "one seed"
     for y, (_, v, statistic, scores, published) in enumerate(rows):
@@ -294,6 +290,90 @@ def final_scores(groups: Sequence[Group]) -> Figure | None:
     ax.set_xlim(left=min(0.0, ax.get_xlim()[0]))
     _legend(figure)
     return figure
+
+
+@matplotlib.rc_context(STYLE)
+def level_gap(groups: Sequence[Group]) -> Figure | None:
+    """Draws final normalised scores on training and on unseen levels, and their distance, by game.
+
+    None if no group has both: where training plays all levels, no level is unseen.
+    """
+    names = variants(groups)
+    groups = [g for g in groups if g.config.has_unseen_levels and all(g.scores(s).size for s in LEVEL_SETS)]
+    if not groups:
+        return None
+    figure, ax = _rows_of_scores([_row_label(g.env, g.label, groups) for g in groups])
+    for y, g in enumerate(groups):
+        style = marker_style(names.index(g.label)) | {"label": g.label}
+        drawn = [(y + 0.12, {s: g.scores(s) for s in LEVEL_SETS}, style)]
+        if published := g.published_scores():
+            drawn.append((y - 0.2, published, _PUBLISHED_POINT))
+        for height, of_sets, style in drawn:
+            train, test = (float(of_sets[s].mean()) for s in LEVEL_SETS)
+            ax.plot([train, test], [height, height], color=style["color"], linewidth=1.4, zorder=2)
+            for place, further, title in ((train, {}, "training levels"), (test, _HOLLOW, "unseen levels")):
+                label = {"label": f"{style['label']}, {title}"}
+                ax.plot(place, height, markersize=7, **style | further | label)
+        gap = g.scores("train").mean() - g.scores("test").mean()
+        text = f"gap {round(gap, 2) + 0.0:+.2f}"  # no -0.00
+        ax.text(1.01, y, text, transform=ax.get_yaxis_transform(), verticalalignment="center")
+    ax.set_xlabel("normalised score (0: no useful play, 1: perfect play); mean over seeds")
+    ax.set_xlim(left=min(0.0, ax.get_xlim()[0]))
+    _legend(figure)
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def performance_profiles(groups: Sequence[Group]) -> Figure | None:
+    """Draws the share of runs above each normalised score, on training and on unseen levels.
+
+    None unless each variant has at least `scores.ENOUGH` runs.
+    """
+    names, groups = variants(groups), over_games(groups, LEVEL_SETS)
+    counts = Counter({name: sum(len(g.scores("test")) for g in groups if g.label == name) for name in names})
+    names = [name for name in names if counts[name] >= statistics.ENOUGH]
+    groups = [g for g in groups if g.label in names]
+    if not groups:
+        return None
+    places = {name: variants(groups).index(name) for name in variants(groups)}
+    # Each game once, however many variants it has.
+    games = {(g.env, g.mode): g.published_scores() for g in reversed(groups)}
+    published: dict[str, list[np.ndarray]] = {
+        s: [found[s] for found in games.values()] if all(games.values()) else [] for s in LEVEL_SETS
+    }
+    every = np.concatenate([g.scores(s) for g in groups for s in LEVEL_SETS] + sum(published.values(), []))
+    least, most = min(0.0, float(every.min())), max(0.05, float(every.max()))
+    margin = 0.05 * (most - least)
+    thresholds = np.linspace(least - margin, most + margin, 201)
+    figure = Figure(figsize=(9.2, 4.2))
+    for ax, level_set in zip(figure.subplots(1, 2, sharey=True), LEVEL_SETS, strict=True):
+        if published[level_set]:
+            share = statistics.performance_profile(published[level_set], thresholds)
+            label = _PUBLISHED_POINT["label"]
+            ax.step(thresholds, share, color=GREY, linewidth=2.6, where="post", label=label)
+        for name, v in places.items():
+            style, scores = line_style(v), [g.scores(level_set) for g in groups if g.label == name]
+            share = statistics.performance_profile(scores, thresholds)
+            ax.step(thresholds, share, where="post", label=f"{name}, {counts[name]} runs", **style)
+            low, high = statistics.profile_band(scores, thresholds)
+            if np.isfinite(low).all():
+                band = {"alpha": 0.18, "linewidth": 0, "label": "band: 95% stratified bootstrap interval"}
+                ax.fill_between(thresholds, low, high, step="post", color=style["color"], **band)
+        ax.set(title=level_set_title(groups[0].env, level_set), xlabel="normalised score \u03c4")
+        ax.set_ylim(-0.02, 1.02)
+    figure.axes[0].set_ylabel("share of runs with a score above \u03c4")
+    _legend(figure)
+    return figure
+
+
+def _rows_of_scores(labels: Sequence[str]) -> tuple[Figure, Axes]:
+    """A new figure with a row for each label, from the top."""
+    figure = Figure(figsize=(8.2, 1.7 + 0.48 * len(labels)))
+    ax = figure.subplots()
+    ax.set_yticks(range(len(labels)), labels)
+    ax.set_ylim(len(labels) - 0.4, -0.6)
+    ax.grid(axis="y", visible=False)
+    return figure, ax
 
 
 def _draw_interval(

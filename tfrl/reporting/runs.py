@@ -66,6 +66,17 @@ class Run:
         return self.is_done_for(self.config) or self.was_stopped
 
     @property
+    def share_done(self) -> float:
+        """The part of the run that is done, 0 to 1: by env steps, or by --max-episodes if that is more."""
+        if self.is_done:
+            return 1.0
+        episodes, most = self.progress.get("rollout/episodes", np.zeros(0)), self.config.max_episodes
+        shares = [self.env_steps / self.config.run_steps]
+        if most is not None and np.isfinite(episodes).any():
+            shares.append(float(np.nanmax(episodes)) / most)
+        return min(1.0, max(shares))
+
+    @property
     def was_stopped(self) -> bool:
         """True if a callback has stopped it, and it was not trained further."""
         found = self.results or {}

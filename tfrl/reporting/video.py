@@ -10,7 +10,6 @@ import importlib.util
 import math
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from tfrl.cli.flags import COUNT, Range
 from tfrl.envs.registry import frames_per_second
 from tfrl.envs.spec import ActionSpec, Discrete, MultiDiscrete, Step, VecEnv
 from tfrl.experience.episodes import Player, Watcher, level_spec, play
+from tfrl.reporting.viewer import has_display
 from tfrl.run import files, rng
 
 Probabilities = Callable[[np.ndarray], np.ndarray] | None
@@ -163,7 +163,7 @@ class Window:
     """
 
     def __init__(self, title: str, *, fps: float) -> None:
-        if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        if not has_display():
             raise UserError(_NO_DISPLAY)
         os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
         # SDL's OpenGL crashes beside TensorFlow (`tfrl.envs.gymnasium`).

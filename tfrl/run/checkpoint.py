@@ -368,6 +368,10 @@ class CheckpointStore:
             "restore the folder from a copy, or start a new run under another name."
         )
 
+    def path(self, update: int) -> Path:
+        """The folder of the checkpoint of an update."""
+        return self._path(update)
+
     def _path(self, update: int, suffix: str = "") -> Path:
         return self._directory / f"update-{update:08d}{suffix}"
 

@@ -25,6 +25,10 @@ from tfrl.cli.streams import Unbreakable, tell
 
 _RATE_WINDOW = 32  # updates over which the time left is estimated
 _SPEED = "time/env_steps_per_second"
+_RETURN, _EVALUATED, _REWARD = SHOWN = (
+    *("rollout/episode_return", "eval_test/return", "rollout/mean_reward"),
+)
+"""The metrics of the progress line beside the speed, each with its first value of the run."""
 
 
 class Console:
@@ -100,7 +104,8 @@ class Progress:
       total_steps, start_step: the length of the run, and the first step of this process.
       clock: gives the time in seconds.
       unit: the name of a step.
-      highlights: makes the texts from an update's metrics; None: speed and episode return.
+      highlights: makes the texts from an update's metrics; None: speed, returns and reward.
+      initial: the first values of the run of metrics in `SHOWN`, if earlier processes have written them.
     """
 
     def __init__(
@@ -111,12 +116,15 @@ class Progress:
         *,
         unit: str = "env steps",
         highlights: Callable[[Mapping[str, float]], list[str]] | None = None,
+        initial: Mapping[str, float] | None = None,
     ) -> None:
         self.total_steps = total_steps
         self.env_steps: float = start_step
         self.phase = "starting"
         self._unit = unit
-        self._highlights = highlights or _episode_texts
+        self._highlights = highlights or self._episode_texts
+        self._first = dict(initial or {})  # the first known values of `SHOWN`
+        self._initial = dict(self._first)  # those that are older than the last update
         self._clock = clock
         self._started = clock()
         self._metrics: Mapping[str, float] = {}
@@ -138,8 +146,25 @@ class Progress:
         """Takes the state after an update, and its metrics, named as in progress.csv."""
         self.env_steps = env_steps
         self._is_over = env_steps >= self.total_steps
-        self._metrics = dict(metrics)
+        self._initial = dict(self._first)
+        evaluated = {_EVALUATED: self._metrics[_EVALUATED]} if _EVALUATED in self._metrics else {}
+        self._metrics = evaluated | dict(metrics)
+        self._note_first(metrics)
         self._mark()
+
+    def note(self, metrics: Mapping[str, float]) -> None:
+        """Takes metrics from before the first update."""
+        self._metrics = {**self._metrics, **metrics}
+        self._note_first(metrics)
+
+    def _note_first(self, metrics: Mapping[str, float]) -> None:
+        known = {name: metrics[name] for name in SHOWN if not math.isnan(metrics.get(name, math.nan))}
+        self._first = known | self._first
+
+    def finish(self, results: Mapping[str, Any]) -> None:
+        """Shows the speed of the whole run, from results.json, instead of that of the last update."""
+        if "env_steps_per_second" in results:
+            self._metrics = {**self._metrics, _SPEED: results["env_steps_per_second"]}
 
     def forget_pace(self) -> None:
         """Forgets the speed, and begins a new estimate of the time left, because the pace changes here."""
@@ -192,25 +217,32 @@ class Progress:
         """Texts for the metrics of the last update; none before the first one."""
         return self._highlights(self._metrics)
 
+    def _episode_texts(self, metrics: Mapping[str, float]) -> list[str]:
+        """Speed, returns and reward, with their first values of the run."""
+        texts = []
+        speed = metrics.get(_SPEED, math.nan)
+        if not math.isnan(speed):
+            texts.append(f"{speed:,.0f} steps/s" if speed >= 10 else f"{speed:.2g} steps/s")
+        normalized = metrics.get("rollout/normalized_return", math.nan)
+        notes = [] if math.isnan(normalized) else [f"normalised {normalized:.2f}"]
+        for name, title, digits in (
+            (_RETURN, "return", ".2f"),
+            (_EVALUATED, "evaluation", ".2f"),
+            (_REWARD, "reward", ".3g"),
+        ):
+            if math.isnan(value := metrics.get(name, math.nan)):
+                continue
+            about = notes if name == _RETURN else []
+            if name in self._initial:
+                about = [*about, f"init {self._initial[name]:{digits}}"]
+            texts.append(f"{title} {value:{digits}}" + (f" ({', '.join(about)})" if about else ""))
+        return texts
+
     def line(self) -> str:
         """The whole progress in one plain line."""
         parts = [self.percent_text(), self.steps_text(), *self.metric_texts()]
         parts.insert(3 if len(parts) > 2 else 2, self.eta_text())
         return " | ".join([*parts, self.phase])
-
-
-def _episode_texts(metrics: Mapping[str, float]) -> list[str]:
-    """Speed and returns."""
-    texts = []
-    speed = metrics.get(_SPEED, math.nan)
-    if not math.isnan(speed):
-        texts.append(f"{speed:,.0f} steps/s" if speed >= 10 else f"{speed:.2g} steps/s")
-    episode_return = metrics.get("rollout/episode_return", math.nan)
-    if not math.isnan(episode_return):
-        normalized = metrics.get("rollout/normalized_return", math.nan)
-        suffix = "" if math.isnan(normalized) else f" (normalised {normalized:.2f})"
-        texts.append(f"return {episode_return:.2f}{suffix}")
-    return texts
 
 
 def duration(seconds: float) -> str:
@@ -250,6 +282,7 @@ class _Plain(_View):
         self._interval = interval
         self._lock = threading.Lock()
         self._stopped = threading.Event()
+        self._shown = ""  # the last line of progress
         self._thread: threading.Thread | None = None
 
     def start(self, progress: Progress) -> None:
@@ -263,7 +296,8 @@ class _Plain(_View):
             self._stopped.set()
             self._thread.join()
             self._thread = None
-            self.line(self._progress.line())
+            if (last := self._progress.line()) != self._shown:
+                self.line(last)
 
     def line(self, text: str) -> None:
         with self._lock:  # the thread and the main thread both write lines
@@ -282,7 +316,8 @@ class _Plain(_View):
 
     def _repeat(self) -> None:
         while not self._stopped.wait(self._interval):
-            self.line(self._progress.line())
+            self._shown = self._progress.line()
+            self.line(self._shown)
 
 
 class _Terminal(_View):

@@ -25,7 +25,7 @@ from tfrl.cli.settings import SETTINGS_FILE, Settings, SettingsT, algorithm_of, 
 from tfrl.cli.streams import tell
 from tfrl.run import files
 from tfrl.run.checkpoint import CheckpointStore
-from tfrl.run.metrics import EVENT_FILES, PROGRESS_FILE, logged_steps
+from tfrl.run.metrics import EPISODES_FILE, EVENT_FILES, PROGRESS_FILE, logged_steps
 from tfrl.workers.tf_config import RESTARTED, TFConfig
 
 RESULTS_FILE = "results.json"
@@ -38,7 +38,10 @@ _TRACES = (SETTINGS_FILE, "checkpoints", PROGRESS_FILE, RESULTS_FILE)
 # These files exist only after the first checkpoint.
 _LATER = (RESULTS_FILE, "export", BEST_FILE)
 # A run also writes these names. In a folder without a run, another program has written them.
-_OTHERS = ("export", "videos", "plots", EVALUATION_FILE, "report.html", EVENT_FILES)
+_OTHERS = (
+    *("export", "policies", "videos", "plots", EPISODES_FILE, EVALUATION_FILE, "report.html"),
+    EVENT_FILES,
+)
 
 
 def check_run(config: SettingsT, read: Callable[[Path], SettingsT]) -> SettingsT:

@@ -17,9 +17,15 @@ from tfrl.cli.settings import Settings
 from tfrl.run import files
 from tfrl.run.callbacks import Callback, RunOfCallback, get_states, set_states
 from tfrl.run.checkpoint import State
-from tfrl.run.console import Console, Progress
+from tfrl.run.console import SHOWN, Console, Progress
 from tfrl.run.folder import weights_sha256, write_results
-from tfrl.run.metrics import PROGRESS_FILE, MetricsWriter, NullMetricsWriter, logged_steps
+from tfrl.run.metrics import (
+    PROGRESS_FILE,
+    MetricsWriter,
+    NullMetricsWriter,
+    first_values,
+    logged_steps,
+)
 from tfrl.run.session import Session, open_session, tensorboard
 from tfrl.run.stop import Stopped
 from tfrl.workers.strategy import join
@@ -40,12 +46,14 @@ class Learner(ABC):
       unit: the name of this count in messages.
       highlights: makes the texts of the progress line from the metrics of an update. None: speed and return.
       callbacks: the product's own, called before the user's.
+      evaluates_first: an evaluation comes before the first update of the run.
     """
 
     step_column = "env_steps"
     unit = "env steps"
     highlights: Callable[[Mapping[str, float]], list[str]] | None = None
     callbacks: Sequence[Callback] = ()
+    evaluates_first = False
 
     # Learning
 
@@ -180,7 +188,19 @@ def train(
     make_learner: Callable[[Session], Learner],
     callbacks: Sequence[Callback] = (),
 ) -> int:
-    """Starts or resumes the run of `config`; returns the exit code of the process.
+    """Starts or resumes the run of `config`; returns the exit code of the process. Raises like `open_run`."""
+    with open_run(config, cluster, make_learner, callbacks) as run:
+        return run.run()
+
+
+@contextlib.contextmanager
+def open_run(
+    config: Settings,
+    cluster: TFConfig | None,
+    make_learner: Callable[[Session], Learner],
+    callbacks: Sequence[Callback] = (),
+) -> Iterator[Run]:
+    """Makes the run of `config` within the context; `Run.start` starts or resumes it.
 
     Args:
       config: checked settings.
@@ -200,7 +220,7 @@ def train(
         with open_session(config, runtime, watchdog, console) as session:
             followed = cluster is not None and cluster.evaluator is not None
             with contextlib.closing(make_learner(session)) as learner:
-                return Run(config, session, learner, callbacks, followed=followed).run()
+                yield Run(config, session, learner, callbacks, followed=followed)
 
 
 class Run(RunOfCallback):
@@ -214,6 +234,7 @@ class Run(RunOfCallback):
 
     Attributes:
       evaluation: the metrics of the last evaluation of this process.
+      code: the exit code, once the run has ended in this process; None before.
     """
 
     def __init__(
@@ -227,6 +248,7 @@ class Run(RunOfCallback):
     ) -> None:
         super().__init__(cast("RLSettings", config), session, learner)  # a supervised run has no callbacks
         self.evaluation: dict[str, float] = {}
+        self.code: int | None = None
         self._followed = followed
         self._users = callbacks
         self._unsaved = 0  # updates and pauses since the last checkpoint, or since the start of this process
@@ -236,36 +258,107 @@ class Run(RunOfCallback):
 
     def run(self) -> int:
         """Trains until the run is complete or stopped; returns the exit code."""
+        self.start()
+        while not self.is_done:
+            self.update()
+        return self.finish()
+
+    def start(self) -> None:
+        """Starts or resumes the run. Call it once, before `update`."""
         session, learner = self._session, self._learner
         logged = logged_steps(self.folder / PROGRESS_FILE)
         self._restore(logged)
         if self._is_over and session.is_finished(self.weights()):
             session.console.message(learner.completed(self._stopped))
-            return session.leave(0)
+            self.code = session.leave(0)
+            return
         self._begin(logged)
-        try:
+        with self._ending_if_stopped():
             if self._pending is not None:  # the run was killed or stopped during an evaluation
                 self._conclude(self._pending)
-            while not self._is_over:
-                session.raise_if_stopped()
-                self._before = session.step, self.env_steps
-                metrics = learner.update()
-                if metrics is None:  # the update is at a pause
-                    self._note_part()
-                else:
-                    self._conclude(metrics)
-            if self._stopped is not None:
-                self._save()
-            if (
-                self._evaluated_at != self.env_steps
-            ):  # a callback stopped the run, or --total-steps is lower now
-                self.metrics = {}
+            elif self._begins_with_evaluation:
+                self._save()  # as before every evaluation
                 self._evaluate()
-                session.writer.scalars(self.env_steps, self.evaluation)
+                session.writer.write(0, self.evaluation)
+                session.console.progress.note(self.evaluation)
+                self._agree_to_stop()
+
+    def update(self) -> dict[str, float]:
+        """Takes one update with what follows it, such as an evaluation; returns the metrics by name.
+
+        A request to stop ends the run within it: then `code` is set.
+        """
+        session, learner = self._session, self._learner
+        with self._ending_if_stopped():
+            session.raise_if_stopped()
+            self._before = session.step, self.env_steps
+            while (metrics := learner.update()) is None:  # the update is at a pause
+                self._note_part()
+                session.raise_if_stopped()
+            self._conclude(metrics)
+        return self.metrics
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluates the present weights, unless that is done; returns the metrics by name.
+
+        A request to stop ends the run within it: then `code` is set.
+        """
+        if self._evaluated_at != self.env_steps:
+            with self._ending_if_stopped():
+                self._evaluate()
+                self._agree_to_stop()
+                self._session.writer.scalars(self.env_steps, self.evaluation)
+        return self.evaluation
+
+    def save(self) -> Path | None:
+        """Saves a checkpoint; returns its folder, or None if it could not be saved."""
+        self._save()
+        return self._session.saved_at
+
+    def finish(self) -> int:
+        """Ends a run that `is_done`, with its last evaluation, its export and its results; the exit code."""
+        if self.code is None:
+            with self._ending_if_stopped():
+                if self._stopped is not None:
+                    self._save()
+                # A callback stopped the run, or --total-steps is lower now.
+                if self._evaluated_at != self.env_steps:
+                    self.metrics = {}
+                    self._evaluate()
+                    self._session.writer.scalars(self.env_steps, self.evaluation)
+        if self.code is None:
+            self.code = self._write_results()
+        return self.code
+
+    def leave(self, code: int = 0) -> int:
+        """Saves a run that is not complete, and ends it in this process; the exit code."""
+        self._save()
+        self.code = self._session.end_early(
+            code, f"{self._steps_taken:,} {self._learner.unit} ({self._learner.place})"
+        )
+        return self.code
+
+    @property
+    def is_done(self) -> bool:
+        """True on all workers if no update follows in this process."""
+        return self.code is not None or self._is_over
+
+    def unhurried(self) -> contextlib.AbstractContextManager[None]:
+        """Work within the context may take as long as it likes: the other workers wait."""
+        return self._session.watchdog.unhurried()
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers."""
+        return self._session.runtime.num_workers
+
+    @contextlib.contextmanager
+    def _ending_if_stopped(self) -> Iterator[None]:
+        """Ends the run if Stopped is raised within the context."""
+        try:
+            yield
         except Stopped as stopped:
-            self._save()
-            return session.end_early(stopped.code, f"{self._steps_taken:,} {learner.unit} ({learner.place})")
-        return self._finish()
+            self.leave(stopped.code)
 
     def _conclude(self, metrics: dict[str, float]) -> None:
         """Evaluates if it is time, calls the callbacks, writes the metrics, and saves if it is time."""
@@ -290,6 +383,11 @@ class Run(RunOfCallback):
         every = self.config.checkpoint_every
         if session.step % every == 0 or self._unsaved >= every:
             self._save()
+
+    @property
+    def _begins_with_evaluation(self) -> bool:
+        """True if the evaluation before the first update is due, perhaps again after a stop."""
+        return self._learner.evaluates_first and not self._followed and not self._steps_taken
 
     def _evaluate(self) -> None:
         """Evaluates. Raises Stopped if it is interrupted; a resumed run repeats the whole evaluation."""
@@ -372,13 +470,19 @@ class Run(RunOfCallback):
         """Opens the run's folder, and prints what will be trained."""
         session, learner = self._session, self._learner
         within = 0 if session.found is None else session.found.env_steps - self.env_steps
-        again = within + (self._pending is not None)
+        again = within + (self._pending is not None or self._begins_with_evaluation)
         session.open_folder(learner.columns, again=again, step_column=learner.step_column)
         if session.found is None:
             learner.describe(session.writer)
         session.console.summary(self._summary(logged))
         session.console.start(
-            Progress(learner.total_steps, self._steps_taken, unit=learner.unit, highlights=learner.highlights)
+            Progress(
+                learner.total_steps,
+                self._steps_taken,
+                unit=learner.unit,
+                highlights=learner.highlights,
+                initial=first_values(self.folder / PROGRESS_FILE, SHOWN) if self.is_chief else {},
+            )
         )
         for callback in self._callbacks():
             callback.on_start(self)
@@ -402,8 +506,8 @@ class Run(RunOfCallback):
             rows["lost"] = f"{lost:,} {learner.unit} {since} checkpoint, which are taken again"
         return rows
 
-    def _finish(self) -> int:
-        """Exports the policy, and writes and prints the results."""
+    def _write_results(self) -> int:
+        """Exports the policy, writes and prints the results, and ends; the exit code."""
         session, runtime = self._session, self._session.runtime
         self._learner.finish()
         session.writer.close()
@@ -428,6 +532,7 @@ class Run(RunOfCallback):
                 raise TrainingError(f"cannot write the results in {self.folder}: {reason}") from None
         for callback in self._callbacks():
             callback.on_end(self, outcome)
+        session.console.progress.finish(outcome)
         ends = self._learner.conclusion(outcome, self._stopped)
         for sentence in ends.sentences:
             session.console.message(sentence)

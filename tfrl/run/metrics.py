@@ -18,13 +18,16 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfrl.run import files
 
 PROGRESS_FILE = "progress.csv"
+EPISODES_FILE = "episodes.csv"
+EPISODE_COLUMNS = ("env_steps", "env", "return", "length", "seconds")
+"""The columns of episodes.csv: a row for each finished training episode."""
 EVENT_FILES = "events.out.tfevents.*"
 """The pattern of TensorBoard's event files, of any program."""
 _RETURN = "rollout/episode_return"
@@ -43,6 +46,8 @@ class MetricsWriter:
             after a kill before its first checkpoint, and all earlier rows and points are dropped.
         warn: called with one sentence if something cannot be written.
         step_column: the name of the first column.
+        episodes_until: the same as `resume_at`, for episodes.csv; None: `resume_at`. An update whose
+            evaluation is pending has its episodes already.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class MetricsWriter:
         resume_at: int | None,
         warn: Callable[[str], None],
         step_column: str = "env_steps",
+        episodes_until: int | None = None,
     ) -> None:
         self._directory = directory
         self._warn = warn
@@ -62,6 +68,9 @@ class MetricsWriter:
             _trim_csv(directory / PROGRESS_FILE, last_step)
         self._columns = _read_columns(directory / PROGRESS_FILE) or [step_column, *columns]
         self._rows = _RecordFile(directory / PROGRESS_FILE, lambda: _csv_line(self._columns))
+        with self._going_on():
+            _trim_csv(directory / EPISODES_FILE, last_step if episodes_until is None else episodes_until)
+        self._episodes = _RecordFile(directory / EPISODES_FILE, lambda: _csv_line(EPISODE_COLUMNS))
         self._events = EventFile(directory, first_step=last_step + 1)
 
     def write(self, env_steps: int, values: Mapping[str, float]) -> None:
@@ -81,6 +90,19 @@ class MetricsWriter:
         """Adds one point to each curve, and no row to progress.csv; a NaN is left out."""
         with self._going_on():
             self._events.scalars(env_steps, values)
+
+    def episodes(self, rows: Sequence[tuple[int, int, float, float]], seconds: float) -> None:
+        """Adds finished training episodes to episodes.csv: env steps, env, return, length of each.
+
+        `seconds` are those of training at the end of the update. Env steps grow from row to row.
+        """
+        if not rows:
+            return
+        lines = (
+            f"{steps},{env},{value:.9g},{length:.0f},{seconds:.2f}\n" for steps, env, value, length in rows
+        )
+        with self._going_on():
+            self._episodes.append("".join(lines).encode())
 
     def text(self, tag: str, markdown: str, step: int) -> None:
         """Shows Markdown in TensorBoard's Text tab."""
@@ -117,12 +139,14 @@ class MetricsWriter:
         """Syncs all files. Call it before a checkpoint, so that metrics are never older than it."""
         with self._going_on():
             self._rows.sync()
+            self._episodes.sync()
             self._events.sync()
 
     def close(self) -> None:
         """Syncs and closes the files."""
         self.flush()
         self._rows.close()
+        self._episodes.close()
         self._events.close()
 
     def _add_columns(self, names: Sequence[str]) -> None:
@@ -157,7 +181,7 @@ class NullMetricsWriter:
     def _skip(self, *_: Any, **__: Any) -> None:
         """Does nothing."""
 
-    write = scalars = text = describe = hyperparameters = flush = close = _skip
+    write = episodes = scalars = text = describe = hyperparameters = flush = close = _skip
 
 
 class _RecordFile:
@@ -243,6 +267,22 @@ def logged_steps(progress: Path) -> int:
     return max((int(step) for step in steps if step.isdigit()), default=0)
 
 
+def first_values(path: Path, names: Iterable[str]) -> dict[str, float]:
+    """The first number of each of these columns of a progress.csv; a column without numbers is left out."""
+    found: dict[str, float] = {}
+    wanted = set(names)
+    with contextlib.suppress(OSError, csv.Error), path.open(newline="", errors="replace") as file:
+        rows = csv.DictReader(file)
+        wanted &= {*(rows.fieldnames or ())}
+        for row in rows:
+            with contextlib.suppress(ValueError):  # a row that a kill has cut off
+                found |= {name: float(row[name]) for name in wanted if row[name]}
+            wanted -= found.keys()
+            if not wanted:
+                break
+    return found
+
+
 def _csv_line(cells: Sequence[str]) -> bytes:
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(cells)
@@ -258,19 +298,20 @@ def _read_columns(path: Path) -> list[str]:
 
 
 def _trim_csv(path: Path, last_step: int) -> None:
-    """Cuts progress.csv after the last whole row of at most `last_step`.
+    """Cuts progress.csv or episodes.csv after the last whole row of at most `last_step`.
 
     Steps only grow, so one `truncate` is enough. It works on a full disk, and a kill cannot interrupt it.
     """
     if not path.exists():
         return
-    head, *rows = path.read_bytes().splitlines(keepends=True) or [b""]
-    size = len(head) if head.endswith(b"\n") and last_step >= 0 else 0
-    for row in rows if size else ():
-        step = row.split(b",")[0]
-        if not row.endswith(b"\n") or not step.isdigit() or int(step) > last_step:
-            break
-        size += len(row)
+    with path.open("rb") as file:
+        head = file.readline()
+        size = len(head) if head.endswith(b"\n") and last_step >= 0 else 0
+        for row in file if size else ():
+            step = row.split(b",", 1)[0]
+            if not row.endswith(b"\n") or not step.isdigit() or int(step) > last_step:
+                break
+            size += len(row)
     os.truncate(path, size)
 
 

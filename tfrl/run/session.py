@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -178,6 +179,11 @@ class Session:
         """True if the present step is saved."""
         return self._saved_at == self.step
 
+    @property
+    def saved_at(self) -> Path | None:
+        """The folder of the present step's checkpoint; None if the step is not saved."""
+        return self._store.path(self.step) if self.is_saved else None
+
     def changed(self) -> None:
         """Notes that the state changed since the checkpoint of the present step."""
         self._saved_at = -1
@@ -257,7 +263,12 @@ class Session:
             raise UserError(f"cannot write in {run}: {files.reason(error)}") from None
         resume_at = None if found is None else found.env_steps - again
         self.writer = MetricsWriter(
-            run, columns, resume_at=resume_at, warn=self.console.warn, step_column=step_column
+            run,
+            columns,
+            resume_at=resume_at,
+            warn=self.console.warn,
+            step_column=step_column,
+            episodes_until=None if found is None else found.env_steps,
         )
         if found is None:
             self.writer.describe(settings)

@@ -31,9 +31,10 @@ from tfrl.experience.episodes import (
     split_episodes,
     with_gap,
 )
-from tfrl.networks.weights import PolicySource, find_policy, keep_best
+from tfrl.networks.weights import PolicySource, find_policy, keep_best, keep_evaluated
 from tfrl.reporting import runs
 from tfrl.reporting.video import Recording, save
+from tfrl.reporting.viewer import show
 from tfrl.run import files
 from tfrl.run.callbacks import Callback, RunOfCallback
 from tfrl.run.checkpoint import CheckpointStore
@@ -91,6 +92,7 @@ def of_run(config: RLSettings, session: Session) -> list[Callback]:
         BestPolicy(config, session),
         LearningCurve(config, session),
     ]
+    found += [EvaluatedPolicies(config, session)] if config.keep_policies != "best" else []
     return [*found, Videos(config, session)] if config.record_every else found
 
 
@@ -169,11 +171,42 @@ class BestPolicy(Callback):
             )
 
 
-class LearningCurve(Callback):
-    """Draws `plots/learning_curve.png` at the end of the run, on the chief."""
+class EvaluatedPolicies(Callback):
+    """Saves the policy of each evaluation in the run's `policies` folder, and prints its path.
+
+    With --keep-policies last, it removes the policies of earlier evaluations.
+    """
 
     def __init__(self, config: RLSettings, session: Session) -> None:
+        self._alone = config.keep_policies == "last"
         self._session = session
+        self._warn = functools.cache(session.console.warn)  # each sentence once
+
+    def on_evaluation(self, run: RunOfCallback, evaluation: Mapping[str, float]) -> None:
+        """Writes `policies/STEPS_RETURN.npz`, on the chief."""
+        if not run.is_chief:
+            return
+        score = evaluation["eval_test/return"]
+        try:
+            path = keep_evaluated(
+                run.folder, run.weights(), score=score, env_steps=run.env_steps, alone=self._alone
+            )
+            self._session.console.message(f"policy: {path}")
+        except OSError as error:
+            self._session.unwritten.add("policies of evaluations")
+            self._warn(
+                f"The policies of evaluations cannot be saved ({files.reason(error)}). Training continues."
+            )
+
+
+class LearningCurve(Callback):
+    """Draws `plots/learning_curve.png` at the end of the run, on the chief, and prints its path.
+
+    With --show, it opens the picture.
+    """
+
+    def __init__(self, config: RLSettings, session: Session) -> None:
+        self._session, self._shows = session, config.show
 
     def on_end(self, run: RunOfCallback, results: Mapping[str, Any]) -> None:
         """Draws the curves of the complete progress.csv."""
@@ -182,11 +215,15 @@ class LearningCurve(Callback):
         try:
             from tfrl.reporting import plots  # matplotlib takes a second
 
-            plots.save_learning_curve(runs.load(run.folder))
+            path = plots.save_learning_curve(runs.load(run.folder))
+            self._session.console.message(f"learning curve: {path}")
         except Exception as error:  # a finished run must not fail because of its plot
             self._session.console.warn(
                 f"The learning curve could not be drawn ({error or type(error).__name__})."
             )
+            return
+        if self._shows and not show(path):
+            self._session.console.message("There is no display here, so --show does not open the picture.")
 
 
 class Videos(Callback):
@@ -275,7 +312,8 @@ def follow(
     while not _is_complete(config, updates, has_callbacks):
         now = (updates[-1], store.env_steps()) if updates else evaluated
         is_due = now[0] > evaluated[0] and (any_checkpoint or config.evaluates_at(*now, since=evaluated))
-        is_between = now[1] >= (now[0] + 1) * config.steps_per_update  # it was saved within an update
+        # It was saved within an update.
+        is_between = not config.updates_vary and now[1] > now[0] * config.steps_per_update
         if is_due and not is_between:
             source = _find(config, updates[-1], warn)
             if source is not None:

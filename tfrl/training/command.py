@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cluster import launch
@@ -35,7 +35,7 @@ from tfrl.workers.tf_config import TFConfig
 if TYPE_CHECKING:
     from tfrl.remote.cluster import Cluster
     from tfrl.remote.learners import Nodes
-    from tfrl.run.loop import Learner
+    from tfrl.run.loop import Learner, Run
     from tfrl.run.session import Session
     from tfrl.training.learner import EnvLearner, MakeAgent
 
@@ -63,7 +63,7 @@ class Command:
             config = self.reader.parse(arguments)
         return self.train(config, arguments)
 
-    def train(self, config: Any, arguments: Sequence[str], callbacks: Sequence[Any] = ()) -> int:
+    def train(self, config: Any, arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> int:
         """Trains with given settings; returns the exit code. The Python library also calls this.
 
         Errors in settings and TF_CONFIG are found before TensorFlow is imported, which takes seconds.
@@ -71,7 +71,7 @@ class Command:
         Args:
           config: the settings.
           arguments: the same settings as a command line, with which --learners starts workers.
-          callbacks: called by the loop in this process.
+          callbacks: of `as_callback`; called by the loop in this process.
         """
         reader = self.reader
         with endings.before_training():
@@ -80,10 +80,11 @@ class Command:
                     f"--learners {config.learners} runs callbacks in other processes: give each as the name "
                     "of its class, package.module:Class."
                 )
-            callbacks = [*self._make_callbacks(config.callbacks), *map(self.as_callback, callbacks)]
             cluster = None if leads(config) else tf_config.for_strategy(config.strategy)
             evaluates = cluster is not None and cluster.is_evaluator
-            if not evaluates:
+            if evaluates or leads(config):
+                callbacks = [*self._make_callbacks(config.callbacks), *callbacks]
+            if leads(config):
                 self.check(config, cluster)
         if evaluates:
             with quiet_start():
@@ -91,6 +92,25 @@ class Command:
             return follow(config, has_callbacks=bool(callbacks))
         if leads(config):
             return launch_workers(config, reader.command.removeprefix("python -m "), arguments)
+        with self.open(config, callbacks) as run:
+            return run.run()
+
+    @contextlib.contextmanager
+    def open(self, config: Any, callbacks: Sequence[Callback] = ()) -> Iterator[Run]:
+        """Makes the run of given settings within the context; `Run.start` starts or resumes it.
+
+        Raises UserError if the settings name other processes that learn, or if this one is an evaluator.
+        """
+        reader = self.reader
+        with endings.before_training():
+            cluster = tf_config.for_strategy(config.strategy)
+            if leads(config) or (cluster is not None and cluster.is_evaluator):
+                raise UserError(
+                    "this process does not learn itself, with --learners or as the evaluator of a cluster: "
+                    "use tfrl.train."
+                )
+            callbacks = [*self._make_callbacks(config.callbacks), *callbacks]
+            self.check(config, cluster)
         with endings.before_training(), take_run(config, cluster, reader.from_yaml) as config:
             with quiet_start(), held_back():
                 import tensorflow  # noqa: F401 - here, where signals wait
@@ -98,7 +118,8 @@ class Command:
                 from tfrl.run import loop
 
                 make_learner = self.learner_of(config)
-            return loop.train(config, cluster, make_learner, callbacks)
+            with loop.open_run(config, cluster, make_learner, callbacks) as run:
+                yield run
 
     # What the supervised trainer does in another way
 

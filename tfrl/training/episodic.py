@@ -11,6 +11,7 @@ import numpy as np
 from tfrl import remote
 from tfrl.algorithms.reinforce import Config, ReinforceAgent
 from tfrl.cli.errors import TrainingError
+from tfrl.envs.infos import Sums
 from tfrl.experience.collector import Observer
 from tfrl.experience.rollout import EpisodeBatch
 from tfrl.run import rng
@@ -40,6 +41,7 @@ class EpisodicLearner(EnvLearner):
         super().__init__(config, session, make_agent)
         self.envs = self._make_observers()
         self._steps_done = 0
+        self._info: Sums = {}  # of the last episodes
         self._waited = 0.0  # seconds of the present update, for observers
 
     def _make_observers(self) -> Observer | RayObservers:
@@ -67,12 +69,16 @@ class EpisodicLearner(EnvLearner):
             metrics = self.agent.update(episodes)
         except TrainingError as error:
             raise TrainingError(f"update {session.step + 1}: {error}; {session.kept()}") from None
+        taken = episodes.playing.sum(axis=1).cumsum()  # env steps of all envs after each round
         totals = episodes.rewards.sum(axis=0, dtype=np.float64), episodes.playing.sum(axis=0)
-        self._episodes.add_one_each(*totals, episodes.ended)
+        finished = self._episodes.add_one_each(*totals, episodes.ended)
+        self.note_episodes(finished, self._steps_done + taken[finished.rounds - 1])
         seconds = self._count(began)
+        self.write_episodes()
         session.step += 1
         self._steps_done += episodes.env_steps
-        metrics |= self.episode_metrics()
+        metrics |= self.episode_metrics() | self.deviation_metric(self.envs.observation)
+        metrics |= self.info_metrics(self._info)
         metrics |= {
             "time/env_steps_per_second": episodes.env_steps / seconds,
             "time/rollout_seconds": played - began,
@@ -100,7 +106,7 @@ class EpisodicLearner(EnvLearner):
             playing = playing & ~seen.ended
             if not playing.any():
                 break
-        self.envs.settle()
+        self._info = self.envs.settle()
         shown, actions, noise, log_probs, rewards, played = (
             np.stack(arrays) for arrays in zip(*steps, strict=True)
         )

@@ -7,6 +7,7 @@ import json
 import math
 import shlex
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +21,14 @@ from tfrl.config import hyperparameters
 from tfrl.config.distributed import DistributedSettings
 from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
+from tfrl.envs.infos import Sums
 from tfrl.envs.published import normalized_return
 from tfrl.envs.registry import TRAIN, level_set_title
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience import memory
 from tfrl.experience.episodes import evaluation_columns, evaluation_results
 from tfrl.experience.memory import Memory
-from tfrl.experience.normalize import EpisodeStatistics
+from tfrl.experience.normalize import EpisodeStatistics, FinishedEpisodes
 from tfrl.networks.weights import export, read_start
 from tfrl.run.checkpoint import State, pack_bytes, under, unpack_bytes, with_prefix
 from tfrl.run.folder import finite
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from tfrl.training.prefetch import Prefetch, ThreadCollector
 
 MakeAgent = Callable[[Any, Runtime], Agent]
+_DEVIATION = "train/action_std"
 
 
 class EnvLearner(Learner):
@@ -59,6 +62,7 @@ class EnvLearner(Learner):
     Attributes:
       agent: the agent.
       envs: this worker's envs.
+      has_updated: this process has taken an update.
       time_columns: the metrics of `update` that do not come from the agent, in the order of progress.csv.
     """
 
@@ -67,6 +71,7 @@ class EnvLearner(Learner):
     envs: Collector | ThreadCollector | RayCollector | Observer | RayObservers
     _prefetch: Prefetch | None = None  # None if learner and envs take turns
     time_columns: tuple[str, ...]
+    has_updated = False
 
     def __init__(self, config: RLSettings, session: Session, make_agent: MakeAgent) -> None:
         self._config = config
@@ -78,6 +83,9 @@ class EnvLearner(Learner):
             message = str(error).splitlines()[0]
             raise UserError(f"--torso {config.torso} cannot be built for {config.env}: {message}") from None
         self._episodes = EpisodeStatistics(config.num_envs)
+        self._finished: list[tuple[int, int, float, float]] = []  # episodes of this update: rows of a file
+        self._unseen_info = {*config.logged_info}  # keys of --log-info without a number in this process
+        self.evaluates_first = config.eval_at_start
         self._waits = callbacks.Waits()
         self.callbacks = (*callbacks.of_run(config, session), self._waits)
 
@@ -103,6 +111,7 @@ class EnvLearner(Learner):
 
     def _count(self, began: float) -> float:
         """Counts the seconds of an update, or a part of it, that began at `began`; returns them."""
+        self.has_updated = True
         seconds = time.perf_counter() - began
         self._session.watchdog.measured(seconds)
         self._session.seconds += seconds
@@ -203,6 +212,53 @@ class EnvLearner(Learner):
             "rollout/longest_episode": self._episodes.longest,
         }
 
+    def note_episodes(self, finished: FinishedEpisodes, env_steps: np.ndarray) -> None:
+        """Notes finished episodes for episodes.csv, with the env steps [n] of the run at their ends."""
+        columns = (env_steps, finished.envs, finished.returns, finished.lengths)
+        self._finished += zip(*(column.tolist() for column in columns), strict=True)
+
+    def write_episodes(self) -> None:
+        """Writes the noted episodes, once the seconds of the update are counted. Only the chief writes."""
+        self._session.writer.episodes(self._finished, self._session.seconds)
+        self._finished = []
+
+    def info_metrics(self, mine: Sums) -> dict[str, float]:
+        """The columns of the envs' infos, from the sums of this worker's envs. A collective.
+
+        A column is the mean over all steps of the update whose info has the number.
+        """
+        names = self._names_on_all(sorted(mine))
+        if not names:
+            return {}
+        none = np.zeros((2, len(self._runtime.local_envs(self._config.num_envs))))
+        sums = self._runtime.gather_envs(np.stack([mine.get(name, none) for name in names])).sum(axis=-1)
+        self._unseen_info -= {*names}
+        return {f"info/{name}": float(s / n) for name, (s, n) in zip(names, sums, strict=True)}
+
+    def _names_on_all(self, mine: list[str]) -> list[str]:
+        """The sorted names that any worker has. A collective."""
+        if self._runtime.num_workers == 1:
+            return mine
+        text = json.dumps(mine).encode()
+        sizes, sums = self._session.of_workers(len(text)), self._session.of_workers(zlib.crc32(text))
+        if (sizes == sizes[0]).all() and (sums == sums[0]).all():
+            return mine
+        texts = np.zeros((len(sizes), sizes.max()))
+        texts[self._runtime.worker, : len(text)] = np.frombuffer(text, np.uint8)
+        texts = self._runtime.sum_over_workers(texts).astype(np.uint8)
+        every = (json.loads(row[:size].tobytes()) for row, size in zip(texts, sizes.tolist(), strict=True))
+        return sorted({name for names in every for name in names})
+
+    def deviation_metric(self, observations: np.ndarray, *remembered: np.ndarray) -> dict[str, float]:
+        """The mean standard deviation of the policy at observations [B, *shape] of this worker's envs.
+
+        A recurrent policy also takes its memory [B, M]. Empty for policies without one. A collective.
+        """
+        if not self.agent.network.has_deviation:
+            return {}
+        mine = self.agent.acting.deviations(observations, *remembered)
+        return {_DEVIATION: float(self._runtime.gather_envs(mine).mean())}
+
     # Output for the user
 
     @property
@@ -211,6 +267,7 @@ class EnvLearner(Learner):
         return (
             *self.episode_metrics(),
             *self.agent.metric_names,
+            *([_DEVIATION] if self.agent.network.has_deviation else []),
             *evaluation_columns(self._config.level_sets),
             *self.time_columns,
         )
@@ -272,7 +329,7 @@ class EnvLearner(Learner):
         data, lengths = pack_bytes(states)
         part = {"indices": np.array(indices), "states": data, "lengths": lengths}
         if self._prefetch is not None:  # the older weights
-            state |= self._prefetch.get_state(self._session.step)
+            state |= self._prefetch.get_state(self._session.step, within=self.steps_within > 0)
         return State(state, [part | {"observations": observations, "first": first}])
 
     def set_state(self, state: State) -> None:
@@ -364,6 +421,9 @@ class EnvLearner(Learner):
     def conclusion(self, outcome: Mapping[str, Any], stopped: str | None) -> Conclusion:
         """The reason for the end of the run, the returns, and commands that show them."""
         config, sentences = self._config, []
+        if self._unseen_info and self.has_updated:
+            keys = ", ".join(sorted(self._unseen_info))
+            sentences.append(f"No info of the env had a number {keys}, so --log-info gave no column for it.")
         if waits := self._waits.means():
             learner, actors = (f"{share:.0%}" for share in waits.values())
             sentences.append(f"The learner waited {learner} of the time, and the actors {actors}.")
@@ -391,6 +451,7 @@ def env_spec(config: RLSettings) -> EnvSpec:
         # A few threads step tens of thousands of frames per second, and the network needs the cores.
         num_threads=config.env_threads or max(1, min(4, machine.cores() // 2)),
         num_processes=config.env_processes,
+        log_info=config.logged_info,
     )
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from tfrl.algorithms.replay import PendingSteps, Prepared, ReplayAgent, ReplaySettings
 from tfrl.envs import registry
+from tfrl.envs.infos import Sums, added
 from tfrl.envs.spec import Step
 from tfrl.experience.collector import Collector
 from tfrl.experience.replay import ReplayBuffer
+from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
-from tfrl.run.checkpoint import State, under, with_prefix
+from tfrl.run.checkpoint import State, pack_json, under, unpack_json, with_prefix
 from tfrl.run.session import Session
+from tfrl.run.stop import Stopped
 from tfrl.training.learner import EnvLearner, MakeAgent, shown_envs
 from tfrl.training.prefetch import COLUMNS, make_envs
 
@@ -54,8 +60,8 @@ class OffPolicyLearner(EnvLearner):
         self._gradient_steps = 0  # of the run so far
         self._has_learned = False  # in this process
         self._pending: tuple[Prepared, PendingSteps] | None = None  # gradient steps under way
-        self._sums: Counter[str] = Counter()  # of the metrics of all gradient steps of this iteration
-        self._clock = dict.fromkeys(("learning", "replay"), 0.0)  # seconds of this iteration
+        self._iteration: _Iteration | None = None  # the unfinished one
+        self._since_look = 0  # turns of env steps and gradient steps since the last vote on a stop
 
     def update(self) -> dict[str, float]:
         """Takes the env steps of an iteration and the gradient steps that are due. A collective.
@@ -65,77 +71,142 @@ class OffPolicyLearner(EnvLearner):
         the iteration, and for several at once after one env step, so that no actions follow much older
         weights.
         """
-        config, session, replay, began = self._config, self._session, self.replay, time.perf_counter()
-        session.phase("training")
-        self._sums, self._clock = Counter(), dict.fromkeys(self._clock, 0.0)
-        before, env_steps = self._gradient_steps, self.steps_done
-        rewards = np.zeros((config.steps_per_env, len(self._indices)), np.float32)
-        first = np.zeros(rewards.shape, bool)
+        if self._iteration is None:
+            self._iteration = _Iteration(self._config, len(self._indices), self._gradient_steps)
+        iteration, began = self._iteration, time.perf_counter()
+        self._session.phase("training")
+        try:
+            step = self._take_turns(iteration)
+        except Stopped:
+            iteration.seconds += self._count(began)
+            taken = self._gradient_steps - iteration.gradient_steps_before
+            if iteration.done or taken or iteration.rollout is not None:
+                self._session.changed()  # since the checkpoint before the iteration
+            else:
+                self._iteration = None
+            raise
+        self._iteration = None
+        self._count_episodes(iteration)
+        if iteration.forgotten.any():
+            self._forget_sums(iteration.forgotten)
+        self._session.step += 1
+        metrics = self.deviation_metric(step.observation) | self.info_metrics(iteration.info)
+        iteration.seconds += self._count(began)
+        self.write_episodes()
+        return self._metrics(iteration) | metrics
+
+    def _take_turns(self, iteration: _Iteration) -> Step:
+        """Takes the rest of an iteration; returns its last step. Raises Stopped between two turns."""
+        config, session, replay = self._config, self._session, self.replay
         with self.agent.learning_in_background():
-            steps = self._steps()
-            for t in range(config.steps_per_env):
-                env_steps += config.num_envs  # after this step
+            steps = self._steps(iteration)
+            begin = iteration.done
+            for t in range(begin, config.steps_per_env):
+                env_steps = self.steps_done + (t + 1) * config.num_envs  # after this step
                 learns = env_steps % config.train_every < config.num_envs
+                if self._pending is None and t > begin:
+                    self._look(iteration)
                 if learns:
-                    self._begin_learning(env_steps)
+                    self._begin_learning(env_steps, iteration)
                 actions, step = next(steps)
-                rewards[t], first[t] = step.reward, step.first
+                iteration.rewards[t], iteration.first[t] = step.reward, step.first
                 replay.act(actions)
                 replay.show(step)
+                iteration.done = t + 1
                 if learns:
                     session.advance_to(env_steps)
                     if config.most_gradient_steps > 1:
-                        self._finish_learning()
-            self._finish_learning()
-        played = self._runtime.gather_envs(np.stack([rewards, first.astype(np.float32)]))
-        self._episodes.add(played[0], played[1].astype(bool))
-        session.step += 1
-        return self._metrics(self._count(began), self._gradient_steps - before)
+                        self._finish_learning(iteration)
+            self._finish_learning(iteration)
+        if self._prefetch is None:
+            self._add_info(iteration)
+        return step
 
-    def _steps(self) -> Iterator[tuple[np.ndarray, Step]]:
-        """Shows the present observations to the replay; returns an iterator over the iteration's env steps.
+    def _look(self, iteration: _Iteration) -> None:
+        """Raises Stopped on all workers if one was told to stop. Then no gradient steps are under way.
+
+        An iteration on images may take minutes, so there are about 64 such votes in it. They depend only on
+        counts, because each is a collective. A stop changes no bit of the run: it is between two turns, and
+        the checkpoint has what the iteration has so far.
+        """
+        config = self._config
+        calls = math.ceil(config.iteration_steps * config.updates_per_step / config.most_gradient_steps)
+        self._since_look += 1
+        if self._since_look < max(1, (config.steps_per_env + calls) // _LOOKS):
+            return
+        self._since_look = 0
+        self._finish_learning(iteration)
+        try:
+            self._session.raise_if_stopped()
+        except Stopped:
+            if self._prefetch is None:
+                self._add_info(iteration)
+            raise
+
+    def _add_info(self, iteration: _Iteration) -> None:
+        envs: Collector = self.envs  # type: ignore[assignment]  # without a prefetch
+        iteration.info = added(iteration.info, envs.take_info())
+
+    def _count_episodes(self, iteration: _Iteration) -> None:
+        """Counts the episodes of the steps that are not counted yet. A collective."""
+        new = slice(iteration.counted, iteration.done)
+        rewards, first = self._runtime.gather_envs(
+            np.stack([iteration.rewards[new], iteration.first[new].astype(np.float32)])
+        )
+        finished = self._episodes.add(rewards, first.astype(bool))
+        rounds = iteration.counted + finished.rounds
+        self.note_episodes(finished, self.steps_done + rounds * self._config.num_envs)
+        iteration.counted = iteration.done
+
+    def _steps(self, iteration: _Iteration) -> Iterator[tuple[np.ndarray, Step]]:
+        """Shows the present observations to the replay; returns an iterator over the steps that are left.
 
         The iterator chooses actions [B, *shape], takes the env step, and yields both. Prefetched steps were
         taken with older weights; the next ones are requested.
         """
+        done = iteration.done
         if self._prefetch is None:
             envs: Collector = self.envs  # type: ignore[assignment]  # without a prefetch
             self.replay.show(envs.observe())
             acting = self.agent.acting
-            return envs.steps(acting.explore, acting.draw(self._session.step, self._indices))
-        self._rollout = self._prefetched(self._prefetch)
-        began = self._prefetch.collector.began
-        order = np.argsort(began.indices)
-        self.replay.resume_round(began.observations[order], began.first[order])
-        return self._rollout.steps()
+            return envs.steps(acting.explore, acting.draw(self._session.step, self._indices)[done:])
+        if iteration.rollout is None:
+            rollout = self._prefetched(self._prefetch)
+            began = self._prefetch.collector.began
+            order = np.argsort(began.indices)
+            iteration.rollout, iteration.info, iteration.begins = rollout, rollout.info, began.first[order]
+            self.replay.resume_round(began.observations[order], began.first[order])
+        return itertools.islice(iteration.rollout.steps(), done, None)
 
-    def _metrics(self, seconds: float, gradient_steps: int) -> dict[str, float]:
-        """The metrics of an iteration that took `seconds` and so many gradient steps."""
-        config = self._config
-        metrics = {name: value / gradient_steps for name, value in self._sums.items()}
+    def _metrics(self, iteration: _Iteration) -> dict[str, float]:
+        """The metrics of a finished iteration."""
+        config, seconds, clock = self._config, iteration.seconds, iteration.clock
+        gradient_steps = self._gradient_steps - iteration.gradient_steps_before
+        metrics = {name: value / gradient_steps for name, value in iteration.sums.items()}
         metrics |= self.agent.progress(self.steps_done) | self.episode_metrics()
         metrics |= {
             "replay/size": len(self.replay) * config.num_envs,
             "time/env_steps_per_second": config.iteration_steps / seconds,
             "time/updates_per_second": gradient_steps / seconds,
-            "time/rollout_seconds": seconds - sum(self._clock.values()),
-            "time/update_seconds": self._clock["learning"],
-            "time/replay_seconds": self._clock["replay"],
+            "time/rollout_seconds": seconds - sum(clock.values()),
+            "time/update_seconds": clock["learning"],
+            "time/replay_seconds": clock["replay"],
         }
-        if self._prefetch is not None:
-            metrics |= self._prefetch.metrics(self._session.step - 1, self._rollout, seconds)
+        if self._prefetch is not None and iteration.rollout is not None:
+            metrics |= self._prefetch.metrics(self._session.step - 1, iteration.rollout, seconds)
         return metrics
 
-    def _begin_learning(self, env_steps: int) -> None:
+    def _begin_learning(self, env_steps: int, iteration: _Iteration) -> None:
         """Starts the gradient steps that are due after so many env steps; waits for all but the last call."""
-        clock, due = self._clock, self._config.gradient_steps_due(env_steps)
+        clock, due = iteration.clock, self._config.gradient_steps_due(env_steps)
         while self._gradient_steps < due:
+            self._look(iteration)
             if self._config.prioritized_replay:  # priorities depend on the errors
-                self._finish_learning()
+                self._finish_learning(iteration)
             began = time.perf_counter()
             prepared = self._prepare(env_steps)
             clock["replay"] += time.perf_counter() - began
-            self._finish_learning()
+            self._finish_learning(iteration)
             began = time.perf_counter()
             self._pending = prepared, self.agent.begin_gradient_steps(prepared)
             self._gradient_steps += prepared.steps
@@ -157,16 +228,16 @@ class OffPolicyLearner(EnvLearner):
         done, iteration = self._gradient_steps, self._session.step
         return agent.prepare(batch, noise, steps_done=done, count=count, iteration=iteration)
 
-    def _finish_learning(self) -> None:
+    def _finish_learning(self, iteration: _Iteration) -> None:
         """Waits for the gradient steps that are under way, if any are."""
         if self._pending is None:
             return
         (prepared, results), self._pending = self._pending, None
         began = time.perf_counter()
         metrics, errors = results()
-        self._clock["learning"] += time.perf_counter() - began
+        iteration.clock["learning"] += time.perf_counter() - began
         self.replay.set_priorities(prepared.rows[: prepared.steps], errors)
-        self._sums.update(metrics)
+        iteration.sums.update(metrics)
         if not self._has_learned:  # after random steps, thousands a second, turns may take seconds each
             self._has_learned = True
             self._session.console.progress.forget_pace()
@@ -186,17 +257,144 @@ class OffPolicyLearner(EnvLearner):
 
     # State
 
+    @property
+    def steps_within(self) -> int:
+        """Env steps of the unfinished iteration, at least one round of them; 0 between two iterations."""
+        return 0 if self._iteration is None else max(1, self._iteration.done) * self._config.num_envs
+
     def get_state(self) -> State:
         """The state of the agent, the episodes, the envs and the replay, whose transitions are shards."""
         state = super().get_state()
         state.learner["gradient_steps"] = np.array(self._gradient_steps)
         state.parts[0].update(with_prefix("replay/", self.replay.get_state()))
+        if self._iteration is not None:
+            state.learner[_ITERATION] = pack_json(self._iteration.numbers())
+            state.parts[0].update(with_prefix(f"{_ITERATION}/", self._iteration.arrays()))
         return State(state.learner, state.parts, self.replay.shards())
 
     def set_state(self, state: State) -> None:
         """Restores the state of all workers. Raises UserError like `Learner.set_state`."""
         self._gradient_steps = int(state.learner["gradient_steps"])
+        self._iteration = None
+        if _ITERATION in state.learner:
+            self._iteration = _Iteration(self._config, len(self._indices), self._gradient_steps)
+            numbers = unpack_json(state.learner[_ITERATION])
+            self._iteration.restore(numbers, _of_envs(_ITERATION, state), self._indices)
         super().set_state(state)
-        of_replay = [{**under("replay/", part), "indices": part["indices"]} for part in state.parts]
-        self.replay.set_state(of_replay, state.shards)
-        self.replay.set_current(*shown_envs(state.parts, self._indices))
+        self.replay.set_state(_of_envs("replay", state), state.shards)
+        iteration = self._iteration
+        if iteration is None or iteration.rollout is None:
+            self.replay.set_current(*shown_envs(state.parts, self._indices))
+        else:  # the envs are after the rollout, of which some steps are not in the replay yet
+            at, rollout = iteration.done, iteration.rollout
+            first = rollout.first[0, at - 1] if at else iteration.begins
+            self.replay.set_current(rollout.observations[0, at], first)
+
+    def _forget_sums(self, envs: np.ndarray) -> None:
+        iteration = self._iteration
+        if iteration is not None and iteration.rollout is not None:
+            iteration.forgotten |= envs  # the envs are after the rollout already
+            return
+        if iteration is not None and iteration.done > iteration.counted:
+            self._count_episodes(iteration)  # those of a resumed iteration, before its sums are dropped
+        super()._forget_sums(envs)
+
+
+_ITERATION = "iteration"  # in a checkpoint: the unfinished iteration
+_LOOKS = 64
+_ROUND = ("observations", "actions", "rewards", "first", "truncated")  # of a rollout
+
+
+class _Iteration:
+    """The steps and sums of an iteration so far.
+
+    Args:
+      config: the settings.
+      envs: B, of this worker.
+      gradient_steps_before: gradient steps of earlier iterations.
+
+    Attributes:
+      done: rounds of env steps so far; counted: those whose episodes are counted.
+      rewards: float32 [T, B]; first: bool [T, B].
+      seconds: of training so far, in all processes of the run; clock: seconds of each kind of work.
+      sums: of the metrics of all gradient steps so far, by name.
+      info: the sums of the envs' infos, if they were taken from the envs.
+      rollout: the prefetched rollout of the iteration; None without.
+      begins: bool [B], True if an episode begins with the rollout.
+      forgotten: bool [N], True for envs whose episodes are cut off after the rollout.
+    """
+
+    def __init__(self, config: ReplaySettings, envs: int, gradient_steps_before: int) -> None:
+        self.done, self.counted, self.seconds = 0, 0, 0.0
+        self.gradient_steps_before = gradient_steps_before
+        self.rewards = np.zeros((config.steps_per_env, envs), np.float32)
+        self.first = np.zeros((config.steps_per_env, envs), bool)
+        self.clock: dict[str, float] = {"learning": 0.0, "replay": 0.0}
+        self.sums: Counter[str] = Counter()
+        self.info: Sums = {}
+        self.rollout: Rollout | None = None
+        self.begins = np.zeros(envs, bool)
+        self.forgotten = np.zeros(config.num_envs, bool)
+
+    def numbers(self) -> dict[str, Any]:
+        """JSON values that are equal on all workers."""
+        names = ("done", "counted", "seconds", "gradient_steps_before", "clock", "sums")
+        return {name: getattr(self, name) for name in names} | {"forgotten": self.forgotten.tolist()}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays of this worker's envs."""
+        found = {"rewards": self.rewards[: self.done], "first": self.first[: self.done]}
+        found |= with_prefix("info/", self.info)
+        if (rollout := self.rollout) is None:
+            return found
+        finals = sorted(rollout.final_observations.items())
+        rest = {name: getattr(rollout, name)[0] for name in _ROUND} | {
+            "begins": self.begins[None],
+            "final_at": np.array([(t, b) for (_, t, b), _ in finals], np.int64).reshape(-1, 2),
+            "finals": np.array([final for _, final in finals], rollout.observations.dtype),
+            "times": np.array([rollout.seconds, rollout.idle_seconds, rollout.version]),
+        }
+        return found | with_prefix("rollout/", rest)
+
+    def restore(
+        self, numbers: Mapping[str, Any], parts: Sequence[Mapping[str, np.ndarray]], envs: Sequence[int]
+    ) -> None:
+        """Continues from `numbers`, and the `arrays` of all workers with the `indices` of their envs.
+
+        `envs` are the global indices of this worker's envs now.
+        """
+        for name in ("done", "counted", "seconds", "clock"):
+            setattr(self, name, numbers[name])
+        self.gradient_steps_before, self.sums = numbers["gradient_steps_before"], Counter(numbers["sums"])
+        self.forgotten = np.array(numbers["forgotten"], bool)
+        self.rewards[: self.done] = _columns(parts, "rewards", envs)
+        self.first[: self.done] = _columns(parts, "first", envs)
+        names = {name for part in parts for name in part if name.startswith("info/")}
+        self.info = {name.removeprefix("info/"): _columns(parts, name, envs) for name in sorted(names)}
+        if "rollout/rewards" not in parts[0]:
+            return
+        parts = [{**under("rollout/", part), "indices": part["indices"]} for part in parts]
+        arrays: dict[str, Any] = {name: _columns(parts, name, envs)[None] for name in _ROUND}
+        finals, places = {}, {env: b for b, env in enumerate(envs)}
+        for part in parts:
+            for (t, b), final in zip(part["final_at"].tolist(), part["finals"], strict=True):
+                if (env := int(part["indices"][b])) in places:
+                    finals[0, t, places[env]] = final
+        seconds, idle, version = parts[0]["times"].tolist()
+        arrays |= {"seconds": seconds, "idle_seconds": idle, "version": version}
+        self.rollout = Rollout(**arrays, extras={}, final_observations=finals)
+        self.begins = _columns(parts, "begins", envs)[0]
+
+
+def _of_envs(prefix: str, state: State) -> list[dict[str, np.ndarray]]:
+    """The arrays of each worker's part under a prefix, with the `indices` of its envs."""
+    return [{**under(f"{prefix}/", part), "indices": part["indices"]} for part in state.parts]
+
+
+def _columns(parts: Sequence[Mapping[str, np.ndarray]], name: str, envs: Sequence[int]) -> np.ndarray:
+    """The columns of some global envs, of the arrays [n, B, ...] of all workers; zeros where one has none."""
+    saved = {int(i): (part, k) for part in parts for k, i in enumerate(part["indices"])}
+    some = next(part[name] for part in parts if name in part)
+    none = np.zeros((len(some), *some.shape[2:]), some.dtype)
+    found = (saved[i] for i in envs)
+    return np.stack([part[name][:, k] if name in part else none for part, k in found], axis=1)

@@ -56,9 +56,11 @@ class OnPolicyLearner(EnvLearner):
         """Collects a rollout and learns from it; returns the metrics."""
         began = time.perf_counter()
         rollout = self.collect()
-        metrics = self.learn(rollout) | self.episode_metrics()
+        metrics = self.learn(rollout) | self.episode_metrics() | self._deviation(rollout)
+        metrics |= self.info_metrics(rollout.info)
         self._update_scaling(rollout)
         seconds = self._count(began)
+        self.write_episodes()
         waited = rollout.seconds if self._prefetch is None else self._prefetch.waited
         metrics |= {
             "time/env_steps_per_second": self._config.steps_per_update / seconds,
@@ -96,7 +98,8 @@ class OnPolicyLearner(EnvLearner):
         local = np.stack([rollout.by_env(rollout.rewards), rollout.by_env(rollout.first).astype(np.float32)])
         rewards, first = self._runtime.gather_envs(local)  # [T, N] of all workers
         first = first.astype(bool)
-        self._episodes.add(rewards, first)
+        finished = self._episodes.add(rewards, first)
+        self.note_episodes(finished, self.steps_done + finished.rounds * self._config.num_envs)
         rewards = self._config.learned_rewards(rewards)
         if self._config.normalize_rewards:
             rewards = self._rewards(rewards, first)
@@ -118,6 +121,11 @@ class OnPolicyLearner(EnvLearner):
             return self.agent.update(rollout, session.step, on_step)
         except TrainingError as error:
             raise TrainingError(f"update {session.step + 1}: {error}; {session.kept()}") from None
+
+    def _deviation(self, rollout: Rollout) -> dict[str, float]:
+        """The `deviation_metric` after the last step of a rollout."""
+        last = [rollout.observations] + ([] if rollout.memory is None else [rollout.started_memory])
+        return self.deviation_metric(*(rollout.by_env(array[:, -1:])[0] for array in last))
 
     def _at(self, share: float) -> float:
         """The env steps to show when a share of the present update is done."""

@@ -164,12 +164,12 @@ class Prefetch:
         idle = rollout.idle_seconds / (rollout.idle_seconds + rollout.seconds)
         return dict(zip(COLUMNS, (self.waited / seconds, idle, update - rollout.version), strict=True))
 
-    def get_state(self, update: int) -> dict[str, np.ndarray]:
-        """The older weights that a run needs after `update` updates."""
+    def get_state(self, update: int, *, within: bool = False) -> dict[str, np.ndarray]:
+        """The older weights that a run needs after `update` updates, or `within` the next one."""
         return {
             f"{_ACTED}{number}/{name}": array
             for number, weights in self._weights.items()
-            if number != update  # those are the weights of the agent
+            if within or number != update  # those are the weights of the agent between two updates
             for name, array in weights.items()
         }
 
