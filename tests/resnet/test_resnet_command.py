@@ -197,8 +197,8 @@ def test_networks_are_drawn(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text(to_yaml(reader("ppo").parse(RUNS["ppo"][0])))
     assert zoo.main([str(tmp_path), "--draw", str(tmp_path / "run.svg")]) == 0
     drawn = (tmp_path / "run.svg").read_text()
-    assert all(drawn.count(f"<b>{layer}</b>") or drawn.count(f">{layer}<") for layer in ("actor", "critic"))
-    assert all(name in drawn for name in ("dense1", "dense2", "(None, 4)", "(None, 1)"))
+    for shown in ("actor", "critic", "dense1", "(None, 4)", "(None, 1)"):
+        assert f">{shown}<" in drawn, shown
 
 
 def test_a_picture_that_cannot_be_drawn_is_refused(tmp_path, monkeypatch):

@@ -90,6 +90,15 @@ def test_the_library_trains_what_the_command_trains(trained, logs):
     assert trained.progress["images"][-1] == 144 and np.isfinite(trained.progress["train/loss"]).all()
 
 
+def test_a_loop_of_ones_own_takes_the_same_steps(trained, logs):
+    rows = 0
+    with tfrl.trainer("resnet", logdir=str(logs), run_name="own-loop", **SETTINGS) as trainer:
+        while not trainer.done:
+            rows += "train/loss" in trainer.update()
+    assert rows == len(trained.progress["images"]) and trainer.env_steps == 144
+    assert trainer.run.results["weights_sha256"] == trained.results["weights_sha256"]
+
+
 def test_wrong_settings_of_the_library_are_refused_in_its_words(logs):
     with pytest.raises(tfrl.SettingsError, match=r"resnet.train has no setting epoch \(did you mean epochs"):
         tfrl.train("resnet", logdir=str(logs), epoch=3)
