@@ -179,7 +179,7 @@ def find_policy(path: Path, checkpoint: str, warn: Callable[[str], None] = _warn
       UserError: the folder is not one of a run, or the checkpoint is missing or damaged.
     """
     path, checkpoint = split_checkpoint(path, checkpoint)
-    if path.is_file():
+    if path.is_file() and path.suffix == ".npz":
         return _evaluated(path, checkpoint)
     config = of_run(path)
     found = read_state(path, checkpoint, warn)
