@@ -26,7 +26,7 @@ from tfrl.networks.network import Packing
 from tfrl.networks.weights import AGENT_PREFIX, PREFIX, WEIGHTS_FILE, read_start, weights_of
 from tfrl.ops.graph import compiled
 from tfrl.ops.optimizers import SGD, Adam, Nadam, Optimizer, RMSprop, learning_rate
-from tfrl.run import files, loop, weights_shown
+from tfrl.run import files, loop
 from tfrl.run.checkpoint import State, encode, with_prefix
 from tfrl.run.loop import Conclusion
 from tfrl.run.session import Session, tensorboard
@@ -296,8 +296,7 @@ class ImageLearner(loop.Learner):
         self._sums = np.zeros(_SUMS)  # of the steps since the last row of metrics
         self._hits = 0  # of the last test
         self._rate = math.nan  # the learning rate that a callback has set; NaN: the schedule's
-        shown = weights_shown.of_run(config, session, lambda: {config.model: self.classifier.model})
-        self.callbacks = (BestPolicy(config, session, "test/accuracy"), *shown)
+        self.callbacks = (BestPolicy(config, session, "test/accuracy"),)
 
     def begin(self) -> None:
         """Begins with the weights of --start-from, if it is given. A collective."""

@@ -11,8 +11,6 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 from refusals import refusal
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.compat.proto.graph_pb2 import GraphDef
 from test_resnet_train import CLASSES, DATA, SIZE, SMALL, StopAt, make_learner
 
 import tfrl
@@ -327,18 +325,7 @@ def test_a_run_of_other_classes_cannot_be_started_from(trained, logs, monkeypatc
         tfrl.train("resnet", **settings)
 
 
-# TensorBoard, reports and sweeps
-
-
-def test_a_run_shows_its_weights_and_its_graph_in_tensorboard(logs):
-    run(logs, "shown", histograms_every=4, tensorboard_graph=True, epochs=1)
-    events = EventAccumulator(str(logs / "shown"), size_guidance={"histograms": 0})
-    events.Reload()
-    for name in ("torso/conv1/kernel", "head/logits/bias"):
-        assert [event.step for event in events.Histograms(f"weights/{name}")] == [0, 64], name
-    assert "weights/head/logits/kernel" in events.Tags()["images"]
-    graph = GraphDef.FromString(events.SerializedGraph())
-    assert any(node.name.startswith("cookbook/") for node in graph.node)
+# Reports and sweeps
 
 
 def test_a_report_of_supervised_runs(trained, logs, tmp_path, capsys):

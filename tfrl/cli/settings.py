@@ -100,11 +100,6 @@ class Run(NoResult):
     """Updates between checkpoints."""
     keep_checkpoints: Annotated[int, COUNT] = 3
     """Number of checkpoints to keep."""
-    histograms_every: Annotated[int, NATURAL] = 0
-    """Updates (with replay: iterations; in supervised runs: steps) between histograms and images of the
-    weights in TensorBoard; 0: none."""
-    tensorboard_graph: bool = False
-    """Show the graphs of the networks in TensorBoard."""
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tfrl.run import files
 
 PROGRESS_FILE = "progress.csv"
@@ -132,20 +130,6 @@ class MetricsWriter:
         with self._going_on():
             self._events.add(0, hparams.hparams_pb(values, trial_id=f"{run.name} in {run.parent}"))
 
-    def weights(self, env_steps: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Shows a histogram of each array in TensorBoard, and an image of each kernel."""
-        from tensorboard.plugins.histogram.summary_v2 import histogram_pb
-
-        parts = [histogram_pb(f"weights/{name}", array) for name, array in arrays.items()]
-        parts += [_image(f"weights/{name}", array) for name, array in arrays.items() if array.ndim in (2, 4)]
-        with self._going_on():
-            self._events.add(env_steps, *parts)
-
-    def graph(self, definition: bytes) -> None:
-        """Shows a graph, a serialized GraphDef, in TensorBoard's Graphs tab."""
-        with self._going_on():
-            self._events.append(_event_record(graph_def=definition))
-
     @property
     def has_gap(self) -> bool:
         """True if a write has failed."""
@@ -197,7 +181,7 @@ class NullMetricsWriter:
     def _skip(self, *_: Any, **__: Any) -> None:
         """Does nothing."""
 
-    write = episodes = scalars = text = describe = hyperparameters = weights = graph = flush = close = _skip
+    write = episodes = scalars = text = describe = hyperparameters = flush = close = _skip
 
 
 class _RecordFile:
@@ -271,29 +255,6 @@ class EventFile(_RecordFile):
 
         summary = Summary(value=[value for part in summaries for value in part.value])
         self.append(_event_record(step=step, summary=summary))
-
-
-_MOST_PIXELS = 512  # of the image of a kernel, each way; the rest is cut off
-
-
-def _image(tag: str, kernel: np.ndarray) -> Any:
-    """The summary of a grey image of a kernel, from its lowest value (black) to its highest (white).
-
-    A pixel of [D, units] is a weight; the kernel of a convolution [h, w, C, filters] is a table of images
-    [h, w] with a row for each filter and a column for each channel.
-    """
-    import imageio.v3 as imageio
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    if kernel.ndim == 4:
-        height, width, channels, filters = map(int, kernel.shape)
-        kernel = kernel.transpose(3, 0, 2, 1).reshape(filters * height, channels * width)
-    kernel = kernel[:_MOST_PIXELS, :_MOST_PIXELS].astype(np.float64)
-    low, high = kernel.min(), kernel.max()
-    pixels = np.round(255 * (kernel - low) / max(high - low, 1e-30)).astype(np.uint8)
-    encoded = imageio.imwrite("<bytes>", pixels, extension=".png")
-    size = {"height": pixels.shape[0], "width": pixels.shape[1], "colorspace": 1}
-    return Summary(value=[Summary.Value(tag=tag, image=Summary.Image(**size, encoded_image_string=encoded))])
 
 
 def logged_steps(progress: Path) -> int:

@@ -30,7 +30,6 @@ from tfrl.experience.episodes import evaluation_columns, evaluation_results
 from tfrl.experience.memory import Memory
 from tfrl.experience.normalize import EpisodeStatistics, FinishedEpisodes
 from tfrl.networks.weights import export, read_start
-from tfrl.run import weights_shown
 from tfrl.run.checkpoint import State, pack_bytes, under, unpack_bytes, with_prefix
 from tfrl.run.folder import finite
 from tfrl.run.loop import Conclusion, Learner
@@ -88,8 +87,7 @@ class EnvLearner(Learner):
         self._unseen_info = {*config.logged_info}  # keys of --log-info without a number in this process
         self.evaluates_first = config.eval_at_start
         self._waits = callbacks.Waits()
-        shown = weights_shown.of_run(config, session, lambda: self.agent.network.models)
-        self.callbacks = (*callbacks.of_run(config, session), *shown, self._waits)
+        self.callbacks = (*callbacks.of_run(config, session), self._waits)
 
     def begin(self) -> None:
         """Sets the first weights of a new run; a resumed run has weights already. A collective."""
