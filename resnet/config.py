@@ -98,6 +98,11 @@ class Run(settings.Run):
     """Steps between checkpoints; one more is saved after each epoch."""
     log_every: Annotated[int, COUNT] = 20
     """Steps of a row of progress.csv, at most. A row also ends with a checkpoint."""
+    tensorboard_graph: bool = False
+    """Write the graph of the network for TensorBoard's Graphs tab."""
+    histograms_every: Annotated[int, NATURAL] = 0
+    """Steps between histograms of the weights in TensorBoard, with pictures of the first layer's kernels, at
+    the end of a row of progress.csv; 0: none."""
     callbacks: str | None = None
     """Your own callbacks, such as my_package.my_module:MyCallback, separated by commas. Each is created
     without arguments. They extend tfrl.Callback or keras.callbacks.Callback."""

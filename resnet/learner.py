@@ -24,13 +24,14 @@ from tfrl.cli.streams import quiet_start
 from tfrl.networks.entrance import variable_name
 from tfrl.networks.network import Packing
 from tfrl.networks.weights import AGENT_PREFIX, PREFIX, WEIGHTS_FILE, read_start, weights_of
-from tfrl.ops.graph import compiled
+from tfrl.ops.graph import compiled, graph
 from tfrl.ops.optimizers import SGD, Adam, Nadam, Optimizer, RMSprop, learning_rate
 from tfrl.run import files, loop
 from tfrl.run.checkpoint import State, encode, with_prefix
 from tfrl.run.loop import Conclusion
 from tfrl.run.session import Session, tensorboard
 from tfrl.run.stop import NUM_VOTES, Stopped, stop_code
+from tfrl.run.summaries import WeightSummaries
 from tfrl.training.callbacks import BestPolicy
 from tfrl.workers.data_parallel import DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
@@ -187,6 +188,11 @@ class Classifier:
         """Begins with `get_state` of another run, or with only its weights. Raises like `set_state`."""
         self.set_state({**self.get_state(), **state})
 
+    def graph_def(self) -> Any:
+        """The graph of the network, a TensorFlow GraphDef."""
+        images = tf.TensorSpec((None, *self._image_shape), tf.uint8, "images")
+        return graph(lambda x: self.model(x)).get_concrete_function(images).graph.as_graph_def()
+
     def plain_model(self, weights: Mapping[str, np.ndarray]) -> keras.Model:
         """A model outside the strategy with these weights, by the names of `weights`."""
         model = self._build()
@@ -296,7 +302,11 @@ class ImageLearner(loop.Learner):
         self._sums = np.zeros(_SUMS)  # of the steps since the last row of metrics
         self._hits = 0  # of the last test
         self._rate = math.nan  # the learning rate that a callback has set; NaN: the schedule's
-        self.callbacks = (BestPolicy(config, session, "test/accuracy"),)
+        self.callbacks = [BestPolicy(config, session, "test/accuracy")]
+        if config.tensorboard_graph or config.histograms_every:
+            traced = self.classifier.graph_def if config.tensorboard_graph else None
+            every, channels = config.histograms_every, shape[-1:]
+            self.callbacks.append(WeightSummaries(session, every=every, channels=channels, graph=traced))
 
     def begin(self) -> None:
         """Begins with the weights of --start-from, if it is given. A collective."""

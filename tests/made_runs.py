@@ -29,9 +29,19 @@ COLUMNS = _PROMISED.split()
 
 
 def make_run(
-    logdir: Path, env="fruitbot", seed=1, total_steps=1_000_000, finished=True, kind=Config, **settings
+    logdir: Path,
+    env="fruitbot",
+    seed=1,
+    total_steps=1_000_000,
+    finished=True,
+    kind=Config,
+    updates=None,
+    **settings,
 ) -> Path:
-    """A run near the published curves, or near 100, as training would have left it; its folder."""
+    """A run near the published curves, or near 100, as training would have left it; its folder.
+
+    `updates` is the number of its updates; None: all.
+    """
     name = f"{env}-seed{seed}" + "".join(f"-{v}" for v in settings.values())
     config = kind(env=env, seed=seed, logdir=str(logdir), run_name=name, total_steps=total_steps)
     config = dataclasses.replace(config, **settings).complete()
@@ -42,7 +52,7 @@ def make_run(
     with (config.run_dir / "progress.csv").open("w", newline="") as file:
         table = csv.DictWriter(file, ("env_steps", *_columns(config)))
         table.writeheader()
-        for update in range(1, config.num_updates + 1):
+        for update in range(1, (updates or config.num_updates) + 1):
             steps = update * config.steps_per_update
             for level_set in returns:
                 value = _near(env, level_set, steps) * (1 + 0.1 * noise.standard_normal())

@@ -26,7 +26,7 @@ from tfrl.report import render
 from tfrl.reporting import runs
 from tfrl.run import folder
 
-PLOTS = ("learning_curves", "final_scores", "training")
+PLOTS = ("learning_curves", "final_scores", "generalization_gap", "training")  # too few runs for profiles
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
 
@@ -350,3 +350,23 @@ def test_a_run_of_another_trainer_is_not_resumed(tmp_path):
         config = kind(logdir=str(tmp_path), run_name=run.name)
         with pytest.raises(UserError, match="holds a run of another trainer; choose another --run-name"):
             folder.check_run(config, read)
+
+
+def test_only_whole_videos_are_shown(tmp_path):
+    run = make_run(tmp_path, total_steps=40_000)
+    (run / "videos").mkdir()
+    for name in ("fruitbot-test-1.mp4", ".fruitbot-test-2.mp4.tmp.mp4"):  # the second is being written
+        (run / "videos" / name).write_bytes(b"moving pictures")
+    loaded = [runs.load(run)]
+    page = render(loaded, runs.group(loaded), {})
+    assert "<video controls" in page and "fruitbot-test-1.mp4" in page and "fruitbot-test-2" not in page
+
+
+def test_an_evaluation_is_shown_with_the_policy_that_it_is_of(tmp_path):
+    run = make_run(tmp_path, total_steps=40_000)
+    part = {"env": "fruitbot", "levels": "test", "actions": "sampled", "episodes": 64, "return_mean": 1.0}
+    content = {"checkpoint": "best", "env_steps": 32_768, "evaluations": [part]}
+    (run / "eval.json").write_text(json.dumps(content))
+    loaded = [runs.load(run)]
+    page = render(loaded, runs.group(loaded), {})
+    assert "<td>best, 32,768 env steps</td>" in page and "<td>sampled</td>" in page

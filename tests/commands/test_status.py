@@ -26,7 +26,32 @@ def test_the_state_of_a_run_is_that_of_its_files_and_its_lock(tmp_path):
         (run / LEFT_FILE).touch()
     assert [state(done), state(half)] == ["done", "ended early"]
     cells = status.row(runs.load(half))
-    assert cells[1:3] == ["16,384", "33%"] and cells[5].endswith(" s ago")
+    assert cells[1:3] == ["16,384", "33%"] and cells[6].endswith(" s ago")
+    speed = float(cells[4])
+    assert cells[5] == f"{int(2 * 16_384 / speed)} s"  # two thirds are left, at about 800 steps/s
+    assert status.row(runs.load(done))[5] == "-"
+
+
+@pytest.mark.parametrize(
+    ("ends", "results"),
+    [({"max_episodes": 10}, {"episodes": 12}), ({"solved_at": 5.0}, {"episode_return": 6.0})],
+)
+def test_a_run_that_ended_before_its_last_step_is_done_by_all_of_it(tmp_path, ends, results):
+    run = make_run(tmp_path, total_steps=1_000_000_000, updates=1, **ends)
+    written = json.loads((run / "results.json").read_text())
+    (run / "results.json").write_text(json.dumps(written | results))
+    state, _, done, *_, left, _ = status.row(runs.load(run))
+    assert (state, done, left) == ("done", "100%", "-")
+
+
+def test_the_share_of_a_run_with_a_number_of_episodes_counts_them(tmp_path):
+    run = make_run(tmp_path, total_steps=1_000_000_000, updates=1, finished=False, max_episodes=10)
+    header, row = (run / "progress.csv").read_text().splitlines()
+    place = header.split(",").index("rollout/episodes")
+    cells = row.split(",")
+    cells[place] = "4"
+    (run / "progress.csv").write_text(f"{header}\n{','.join(cells)}\n")
+    assert status.row(runs.load(run))[2] == "40%"
 
 
 def test_a_run_that_a_callback_stopped_is_done_until_it_is_trained_further(tmp_path):

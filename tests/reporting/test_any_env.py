@@ -4,6 +4,7 @@ import dataclasses
 import re
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from made_runs import make_run
 
@@ -175,3 +176,25 @@ def test_a_run_that_was_solved_early_is_done(tmp_path):
     assert dataclasses.replace(run, progress=rows, results=early).is_done
     assert not dataclasses.replace(run, progress=rows, results=early | {"episode_return": 80.0}).is_done
     assert not dataclasses.replace(run, progress=rows, results=None).is_done
+
+
+def test_a_report_tells_how_likely_one_algorithm_beats_another(tmp_path):
+    """By pairs of runs, game by game; games that only one of them has do not count, nor do few runs."""
+    for game in ("fruitbot", "bigfish"):
+        for seed in (1, 2):
+            make_run(tmp_path / "ppo", game, seed, total_steps=40_000)
+            make_run(tmp_path / "drac", game, seed + 2, total_steps=40_000, kind=drac.Config)
+    make_run(tmp_path / "ppo", "coinrun", 1, total_steps=40_000)
+    folders = [tmp_path / "ppo", tmp_path / "drac"]
+    assert report.main([*map(str, folders)]) == 0
+    groups = runs.group([runs.load(path) for path in runs.find(folders)])
+    ((names, games),) = report.paired_returns(groups, "test").items()
+    assert names == ("ppo", "drac") and [(len(x), len(y)) for x, y in games] == [(2, 2), (2, 2)]
+    wins = [(x[:, None] > y).mean() for x, y in games]
+    page = shown((tmp_path / "ppo" / "report.html").read_text())
+    row = re.search(r"<td>ppo over drac</td><td>([\d.]+) \[.*?\]</td><td>2 games</td><td>4 and 4</td>", page)
+    assert float(row[1]) == pytest.approx(np.mean(wins), abs=0.006)
+    assert "probability of improvement, unseen levels [95% interval]" in page
+    assert re.findall(r"<img id=(\w+)", page)[2:4] == ["generalization_gap", "performance_profiles"]
+    few = [g for g in groups if g.env == "fruitbot"]
+    assert plots.performance_profiles(few) is None and not report._improvements(few)

@@ -13,6 +13,7 @@ from processes import ROOT
 from tfrl.algorithms import drac, impala, ppg, ppo
 from tfrl.algorithms.ppo import PRESETS
 from tfrl.reporting import plots, runs
+from tfrl.reporting import scores as statistics
 
 GYMNASIUM = {k: v for k, v in PRESETS["gymnasium"].items() if k != "total_steps"} | {"preset": "gymnasium"}
 
@@ -83,6 +84,7 @@ from matplotlib import pyplot
 mine, style = pyplot.figure(), dict(matplotlib.rcParams)
 from pathlib import Path
 from tfrl.reporting import plots, runs
+from tfrl.reporting import scores as statistics
 plots.save_learning_curve(runs.load(Path({str(run)!r})))
 assert matplotlib.get_backend() == "svg"
 assert pyplot.get_fignums() == [mine.number] and dict(matplotlib.rcParams) == style
@@ -159,3 +161,29 @@ def test_the_rows_of_every_game_are_in_one_order(make):
 def test_the_numbers_of_augmentations_are_explained():
     text = " ".join((Path(__file__).parents[2] / "docs/reading-results.md").read_text().split())
     assert ", ".join(f"{name} {number}" for number, name in enumerate(drac.AUGMENTATIONS)) in text
+
+
+def test_no_gap_is_drawn_where_no_levels_are_unseen(make):
+    every = [make(env="coinrun", total_steps=40_000, num_levels=0), make(env="maze", total_steps=40_000)]
+    figure = plots.level_gap(runs.group(every))
+    assert [label.get_text().split()[0] for label in figure.axes[0].get_yticklabels()] == ["maze"]
+    assert plots.level_gap(runs.group(every[:1])) is None
+
+
+def test_a_published_profile_has_the_runs_of_every_game_once(make):
+    """However many variants stand beside it; each variant has its style of the other pictures."""
+    made = [make(kind=kind, env="bigfish", seed=s) for kind in (ppo.Config, drac.Config) for s in (1, 2, 3)]
+    groups = runs.group(made)
+    published = groups[0].published_scores()["test"]
+    axes = plots.performance_profiles(groups).axes[1]
+    shares = {line.get_color(): line.get_ydata() for line in axes.lines}
+    expected = statistics.performance_profile([published], axes.lines[0].get_xdata())
+    np.testing.assert_array_equal(shares[plots.GREY], expected)
+    assert len(published) == 3 and len(groups) == 2
+    order = runs.variants(groups)
+    for g in groups:
+        own = statistics.performance_profile([g.scores("test")], axes.lines[0].get_xdata())
+        np.testing.assert_array_equal(shares[plots.line_style(order.index(g.label))["color"]], own)
+    fewer = runs.group([*made[:3], *made[3:5]])
+    lines = plots.performance_profiles(fewer).axes[1].lines
+    assert [line.get_color() for line in lines[1:]] == [plots.line_style(order.index("ppo"))["color"]]

@@ -122,3 +122,58 @@ def test_equal_steps_are_kept_as_they_are():
 
 def test_no_curves_give_no_mean():
     assert all(part.size == 0 for part in statistics.over_seeds([(np.zeros(0), np.zeros(0))]))
+
+
+def test_performance_profile_counts_runs_above_a_threshold():
+    scores = [np.array([0.0, 0.5]), np.array([1.0])]
+    profile = statistics.performance_profile(scores, np.array([-1.0, 0.0, 0.5, 1.0]))
+    np.testing.assert_allclose(profile, [1, 2 / 3, 1 / 3, 0])
+
+
+def test_profile_band_agrees_with_a_slow_reference_and_holds_the_profile():
+    draw = np.random.default_rng(4)
+    scores = [draw.normal(0.1 * g, 0.3, size=3) for g in range(5)]
+    thresholds = np.linspace(-0.5, 1.0, 7)
+    band = statistics.profile_band(scores, thresholds, resamples=20_000)
+    for i, threshold in enumerate(thresholds):
+        slow = slow_bootstrap(scores, lambda sample, at=threshold: np.mean(sample > at), 1_000, seed=i)
+        # Shares of 15 runs: an end may fall on either side of a step.
+        np.testing.assert_allclose([end[i] for end in band], slow, atol=1 / 15 + 1e-9)
+    low, high = statistics.profile_band(scores, thresholds)
+    profile = statistics.performance_profile(scores, thresholds)
+    assert (low <= profile + 1e-9).all() and (profile <= high + 1e-9).all()
+    assert np.isnan(statistics.profile_band([np.ones(2), np.ones(1)], thresholds)).all()
+
+
+def slow_improvement(pairs):
+    shares = []
+    for ours, theirs in pairs:
+        wins = [1.0 if x > y else 0.5 if x == y else 0.0 for x in ours for y in theirs]
+        shares.append(sum(wins) / len(wins))
+    return sum(shares) / len(shares)
+
+
+def test_probability_of_improvement_counts_pairs_of_runs():
+    pairs = [(np.array([1.0, 3.0]), np.array([2.0])), (np.array([5.0]), np.array([5.0, 4.0, 9.0]))]
+    assert statistics.probability_of_improvement(pairs) == pytest.approx((1 / 2 + 1.5 / 3) / 2)
+    generator = np.random.default_rng(0)
+    pairs = [(generator.integers(0, 5, n), generator.integers(1, 6, m)) for n, m in ((3, 4), (1, 2), (5, 5))]
+    assert statistics.probability_of_improvement(pairs) == pytest.approx(slow_improvement(pairs))
+    other_way = [(theirs, ours) for ours, theirs in pairs]
+    both = statistics.probability_of_improvement(pairs) + statistics.probability_of_improvement(other_way)
+    assert both == pytest.approx(1.0), "ties are halves"
+
+
+def test_the_interval_of_an_improvement_agrees_with_a_slow_reference():
+    generator = np.random.default_rng(1)
+    pairs = [(generator.normal(0.4, 1, n), generator.normal(0, 1, m)) for n, m in ((3, 4), (2, 2))]
+    drawing, values = np.random.default_rng(5), np.zeros(300)
+    for ours, theirs in pairs:
+        mine = ours[drawing.integers(len(ours), size=(300, len(ours)))]
+        other = theirs[drawing.integers(len(theirs), size=(300, len(theirs)))]
+        values += [slow_improvement([pair]) / 2 for pair in zip(mine, other, strict=True)]
+    found = statistics.improvement_interval(pairs, resamples=300, seed=5)
+    assert found == pytest.approx(tuple(np.quantile(values, (0.025, 0.975))))
+    assert found[0] <= statistics.probability_of_improvement(pairs) <= found[1]
+    two_and_one = [(np.array([1.0, 2.0]), np.array([3.0])), (np.array([1.0]), np.array([3.0]))]
+    assert all(map(np.isnan, statistics.improvement_interval(two_and_one))), "one run has no spread"

@@ -11,6 +11,8 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 from refusals import refusal
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.graph_pb2 import GraphDef
 from test_resnet_train import CLASSES, DATA, SIZE, SMALL, StopAt, make_learner
 
 import tfrl
@@ -325,7 +327,19 @@ def test_a_run_of_other_classes_cannot_be_started_from(trained, logs, monkeypatc
         tfrl.train("resnet", **settings)
 
 
-# Reports and sweeps
+# TensorBoard, reports and sweeps
+
+
+def test_a_run_shows_its_weights_and_its_graph_in_tensorboard(logs):
+    run(logs, "shown", histograms_every=4, tensorboard_graph=True, epochs=1)
+    events = EventAccumulator(str(logs / "shown"), size_guidance={"histograms": 0, "tensors": 0})
+    events.Reload()
+    for name in ("torso/conv1/kernel", "head/logits/bias"):
+        steps = [event.step for event in events.Tensors(f"weights/{name}")]
+        assert steps == [0, 64], name
+    assert "kernels/torso/conv1/kernel" in events.Tags()["tensors"]
+    nodes = GraphDef.FromString(events.SerializedGraph()).node
+    assert any("conv1" in node.name for node in nodes)
 
 
 def test_a_report_of_supervised_runs(trained, logs, tmp_path, capsys):

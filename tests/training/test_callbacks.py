@@ -12,6 +12,7 @@ import time
 import types
 import urllib.request
 
+import imageio.v2 as imageio
 import numpy as np
 import pytest
 from learners import train
@@ -28,6 +29,7 @@ from tfrl.run import loop
 from tfrl.run.folder import read_results
 from tfrl.run.session import Session, tensorboard
 from tfrl.run.stop import Stopped
+from tfrl.run.summaries import kernel_picture
 from tfrl.training import callbacks
 from tfrl.workers import strategy
 
@@ -48,6 +50,8 @@ def logdir(tmp_path_factory):
         record_every=2,
         eval_at_start=True,
         keep_policies="all",
+        tensorboard_graph=True,
+        histograms_every=2,
     )
     assert train(dataclasses.replace(config, run_name="plain")) == 0
     assert train(watched) == 0
@@ -159,6 +163,41 @@ def test_tensorboard_has_curves_hyperparameters_and_settings(logdir):
     tags = set(events.Tags()["tensors"])
     assert {"rollout/episode_return", "eval_test/return"} <= tags
     assert {"_hparams_/session_start_info", "settings"} <= tags
+
+
+def test_tensorboard_has_the_graph_histograms_and_pictures_of_kernels(logdir):
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    events = EventAccumulator(str(logdir / "watched"), size_guidance={"tensors": 0}).Reload()
+    nodes = {node.op for node in events.Graph().node}
+    assert {"Placeholder", "Conv2D"} <= nodes
+    weights = find_policy(logdir / "watched", "last").weights
+    for name, array in weights.items():
+        points = events.Tensors(f"weights/{name}")
+        assert [point.step for point in points] == [0, 256, 512]
+        buckets = make_ndarray(points[-1].tensor_proto)  # from, to, how many
+        assert buckets[:, 2].sum() == array.size
+        assert (buckets[0, 0], buckets[-1, 1]) == pytest.approx((array.min(), array.max()), abs=1e-6)
+    (first,) = (n for n, a in weights.items() if a.ndim == 4 and a.shape[2] == 1)
+    assert [tag for tag in events.Tags()["tensors"] if tag.startswith("kernels/")] == [f"kernels/{first}"]
+    width, height, png = make_ndarray(events.Tensors(f"kernels/{first}")[-1].tensor_proto)
+    picture = imageio.imread(png)
+    assert picture.shape == (int(height), int(width), 3)
+    np.testing.assert_array_equal(picture, kernel_picture(weights[first]))
+    plain = EventAccumulator(str(logdir / "plain")).Reload()
+    assert not plain.Tags()["graph"] and not [t for t in plain.Tags()["tensors"] if "weights/" in t]
+
+
+def test_a_kernel_is_drawn_filter_by_filter():
+    """Red and blue of three channels; each of two channels by itself, one below the other."""
+    kernel = np.zeros((1, 1, 3, 2))
+    kernel[0, 0, 0, 0] = kernel[0, 0, 2, 1] = 1.0
+    picture = kernel_picture(kernel)
+    assert picture[0, 0].tolist() == [255, 0, 0] and picture[0, 2 * 6].tolist() == [0, 0, 255]
+    assert picture[0, 6].tolist() == [255, 255, 255]  # between two filters
+    grey = kernel_picture(np.array([-1.0, 1.0]).reshape(1, 1, 2, 1))
+    assert grey[0, 0].tolist() == [0, 0, 0] and grey[6, 0].tolist() == [255, 255, 255]
 
 
 @pytest.mark.parametrize(("mode", "num_levels"), [("easy", 200), ("easy", 0), ("exploration", 200)])

@@ -81,7 +81,8 @@ def test_the_ratio_of_ppo_is_to_the_policy_that_acted(learner):
 def test_rounds_are_collected_with_weights_that_are_lag_iterations_old(learner, name, lag):
     """Actions of the second round are random until --learning-starts."""
     one, slow = learner(name, "--lag", lag), learner(name)
-    weights = []
+    weights, taken, prefetched = [], [], one._prefetched
+    one._prefetched = lambda prefetch: taken.append(prefetched(prefetch)) or taken[-1]
     for iteration in range(6):
         weights.append(one.weights())
         one.update()
@@ -91,7 +92,7 @@ def test_rounds_are_collected_with_weights_that_are_lag_iterations_old(learner, 
         slow.agent.acting.forget_weights()
         acting = slow.agent.acting
         expected = slow.envs.steps(acting.explore, acting.draw(iteration, range(4)))
-        steps = one._rollout.steps()
+        steps = taken[-1].steps()
         for (actions, step), (same, expected_step) in zip(steps, expected, strict=True):
             np.testing.assert_array_equal(actions, same)
             for mine, theirs in zip(step, expected_step, strict=True):

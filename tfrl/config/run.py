@@ -280,7 +280,7 @@ class Run(settings.Run):
     eval_every_steps: Annotated[int, Range(0, 1e15)] = 0
     """Env steps between evaluations; each comes at the end of an update. 0: only --eval-every decides."""
     eval_at_start: bool = False
-    """Also evaluate before the first update, as a baseline."""
+    """Evaluate before the first update as well, as a baseline."""
     keep_policies: Literal["best", "last", "all"] = "best"
     """Policies of evaluations to keep. best: the one with the highest return, in checkpoints/best.npz. last
     and all: also policies/STEPS_RETURN.npz of the last one, or of every one."""
@@ -291,6 +291,11 @@ class Run(settings.Run):
     multiple of 64."""
     eval_greedy: bool = False
     """Evaluations take the most likely action instead of drawing one."""
+    tensorboard_graph: bool = False
+    """Write the graph of the network that acts for TensorBoard's Graphs tab."""
+    histograms_every: Annotated[int, NATURAL] = 0
+    """Updates (with replay: iterations) between histograms of the weights in TensorBoard, and for image
+    networks pictures of the first layer's kernels; 0: none."""
     log_info: str | None = None
     """Keys of the env's info, separated by commas, whose numbers become columns info/KEY: the mean over the
     steps of an update that have the key. Numbers in info["metrics"] become columns without this flag."""

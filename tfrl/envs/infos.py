@@ -12,7 +12,7 @@ METRICS = "metrics"
 """The key of an info with a dict of numbers by name."""
 
 Sums = dict[str, np.ndarray]
-"""By name: the sum of the numbers of each of B envs, and how many there were, float64 [2, B]."""
+"""Sums of the numbers of each of B envs, and how many there were, by name: float64 [2, B]."""
 
 
 class InfoSums:

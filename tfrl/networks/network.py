@@ -287,6 +287,16 @@ class Network:
         (name,) = self.acting
         return [self.entrance.mask(observations, self.functions[name](weights[name], observations))]
 
+    def graph_def(self) -> Any:
+        """The graph of the outputs that decide actions, a TensorFlow GraphDef."""
+        weights = {name: tf.TensorSpec(vector.shape, tf.float32) for name, vector in self.initial().items()}
+        spec = self.entrance.spec
+        inputs = [tf.TensorSpec((None, *spec.shape), spec.dtype, "observations")]
+        if self.memory_size:
+            inputs.append(tf.TensorSpec((None, self.memory_size), tf.float32, "memory"))
+        traced = graph(self.outputs).get_concrete_function(weights, *inputs)
+        return traced.graph.as_graph_def()
+
     @property
     def has_deviation(self) -> bool:
         """True if the policy of continuous actions has a standard deviation of its own."""

@@ -329,13 +329,12 @@ def performance_profiles(groups: Sequence[Group]) -> Figure | None:
 
     None unless each variant has at least `scores.ENOUGH` runs.
     """
-    names, groups = variants(groups), over_games(groups, LEVEL_SETS)
-    counts = Counter({name: sum(len(g.scores("test")) for g in groups if g.label == name) for name in names})
-    names = [name for name in names if counts[name] >= statistics.ENOUGH]
-    groups = [g for g in groups if g.label in names]
+    order, groups = variants(groups), over_games(groups, LEVEL_SETS)
+    counts = {name: sum(len(g.scores("test")) for g in groups if g.label == name) for name in order}
+    places = {name: v for v, name in enumerate(order) if counts[name] >= statistics.ENOUGH}
+    groups = [g for g in groups if g.label in places]
     if not groups:
         return None
-    places = {name: variants(groups).index(name) for name in variants(groups)}
     # Each game once, however many variants it has.
     games = {(g.env, g.mode): g.published_scores() for g in reversed(groups)}
     published: dict[str, list[np.ndarray]] = {

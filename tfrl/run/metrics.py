@@ -111,6 +111,16 @@ class MetricsWriter:
         with self._going_on():
             self._events.add(step, text_pb(tag, markdown))
 
+    def graph(self, graph_def: Any) -> None:
+        """Shows a TensorFlow GraphDef in TensorBoard's Graphs tab."""
+        with self._going_on():
+            self._events.append(_event_record(graph_def=graph_def.SerializeToString()))
+
+    def summaries(self, env_steps: int, summaries: Sequence[Any]) -> None:
+        """Adds summaries of TensorBoard."""
+        with self._going_on():
+            self._events.add(env_steps, *summaries)
+
     def describe(self, settings: str) -> None:
         """Shows the command of this process and its settings, YAML, in TensorBoard's Text tab."""
         command = shlex.join(["python", *sys.orig_argv[1:]])
@@ -181,7 +191,7 @@ class NullMetricsWriter:
     def _skip(self, *_: Any, **__: Any) -> None:
         """Does nothing."""
 
-    write = episodes = scalars = text = describe = hyperparameters = flush = close = _skip
+    write = episodes = scalars = text = graph = summaries = describe = hyperparameters = flush = close = _skip
 
 
 class _RecordFile:

@@ -10,7 +10,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,6 +42,10 @@ from tfrl.run.console import Console
 from tfrl.run.folder import RESULTS_FILE
 from tfrl.run.metrics import EventFile
 from tfrl.run.session import Session
+from tfrl.run.summaries import WeightSummaries
+
+if TYPE_CHECKING:
+    from tfrl.networks.network import Network
 
 
 def evaluate(config: RLSettings, session: Session, player: Player) -> dict[str, float]:
@@ -84,14 +88,20 @@ WAITS = ("time/learner_wait_fraction", "time/actor_wait_fraction")
 """The metrics that say how long learner and actors waited for each other."""
 
 
-def of_run(config: RLSettings, session: Session) -> list[Callback]:
+def of_run(config: RLSettings, session: Session, network: Network) -> list[Callback]:
     """The callbacks of every run, in call order. All workers have them; only the chief writes."""
-    found = [
+    found: list[Callback] = [
         EnvFacts(config),
         EvaluationTable(config, session),
         BestPolicy(config, session),
         LearningCurve(config, session),
     ]
+    if config.tensorboard_graph or config.histograms_every:
+        channels = {shape[-1] for shape in registry.specs(config)[0].image_shapes}
+        traced = network.graph_def if config.tensorboard_graph else None
+        found.append(
+            WeightSummaries(session, every=config.histograms_every, channels=sorted(channels), graph=traced)
+        )
     found += [EvaluatedPolicies(config, session)] if config.keep_policies != "best" else []
     return [*found, Videos(config, session)] if config.record_every else found
 

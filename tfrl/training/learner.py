@@ -87,7 +87,7 @@ class EnvLearner(Learner):
         self._unseen_info = {*config.logged_info}  # keys of --log-info without a number in this process
         self.evaluates_first = config.eval_at_start
         self._waits = callbacks.Waits()
-        self.callbacks = (*callbacks.of_run(config, session), self._waits)
+        self.callbacks = (*callbacks.of_run(config, session, self.agent.network), self._waits)
 
     def begin(self) -> None:
         """Sets the first weights of a new run; a resumed run has weights already. A collective."""
