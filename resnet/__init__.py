@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,7 @@ def build(
     dtype: str = "float32",
     seed: int = 0,
     standardize: bool = False,
+    preprocess: Callable[[Any], Any] | None = None,
     **options: Any,
 ) -> keras.Model:
     """Build the torso `name`: inputs [B, *input_shape] -> features [B, D], float32.
@@ -102,6 +103,8 @@ def build(
         seed: decides the initial weights together with each layer's name, equally in every process.
         standardize: shift and scale each image to mean 0 and variance 1 over all its pixels and channels, as
             `tf.image.per_image_standardization` does.
+        preprocess: the user's function from tensors of images uint8 [B, H, W, C] to the images that the
+            network takes: uint8, which are scaled to [0, 1], or floats, which are not.
         options: the network's own, described by its function in resnet/networks.py.
 
     Raises ValueError for an unknown name, and for a shape that the network cannot take. Raises TypeError for
@@ -115,7 +118,10 @@ def build(
     has_images = len(input_shape) == 3
     with networks.dtype_policy(dtype):
         x = inputs = keras.Input(input_shape, dtype="uint8" if has_images else "float32", name="inputs")
-        if has_images:
+        if preprocess is not None:
+            x = networks.preprocessed(x, preprocess)
+            entry(name, tuple(x.shape[1:]))  # raises ValueError if these are too small
+        if x.dtype == "uint8":
             # In float32 where the mean is subtracted next: bfloat16 would round the pixels before.
             scale_dtype = "float32" if standardize else None
             x = keras.layers.Rescaling(1.0 / 255.0, dtype=scale_dtype, name="scale")(x)

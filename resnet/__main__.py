@@ -1,21 +1,31 @@
-"""python -m resnet: print the networks of the zoo and their costs, or the layers of one network."""
+"""python -m resnet [NAME or RUN]: print the networks of the zoo, or the layers of a network, or draw it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib.util
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 import resnet
+from resnet import config as supervised
+from tfrl import config as settings
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
+from tfrl.cli.settings import SETTINGS_FILE, algorithm_of
 from tfrl.cli.streams import quiet_start
 
-_USAGE = "python -m resnet [NAME --layers]"
+if TYPE_CHECKING:
+    import keras
+
+_USAGE = "python -m resnet [NAME or RUN] [--layers] [--draw FILE.png]"
+_FORMATS = (".png", ".svg", ".pdf")
 
 
 class Cost(NamedTuple):
@@ -59,24 +69,86 @@ COSTS: dict[tuple[str, int], Cost] = {
 
 @dataclass(frozen=True)
 class Options:
-    """The table that is printed."""
+    """The network of the zoo, for the input of its paper, or the networks of a run."""
 
     layers: bool = False
-    """The layers of the network NAME, for the input of its paper."""
+    """Print the layers, as Keras's summary. They are also printed without --draw."""
+    draw: str | None = None
+    """Draw the layers and their shapes into this file: .png, .svg or .pdf. It needs pydot and Graphviz."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the table; returns the exit code."""
-    words, options = flags.parse(Options, arguments, _USAGE, "List the networks and their costs.")
-    if words or options.layers:
-        name = flags.one(words, "name of a network", _USAGE)
-        try:
-            with quiet_start():
-                network = resnet.build(name, resnet.entry(name).input_shape)
-        except ValueError as error:
-            raise UserError(str(error)) from None
-        network.summary()
+    """Prints the table, or prints and draws networks; returns the exit code."""
+    words, options = flags.parse(
+        Options, arguments, _USAGE, "List the networks and their costs, or show one."
+    )
+    if not (words or options.layers or options.draw is not None):
+        _print_costs()
         return 0
+    name = flags.one(words, "name of a network, or a run's folder", _USAGE)
+    if options.draw is not None:
+        _check_drawing(Path(options.draw))
+    with quiet_start():
+        models = _models(name)
+    if options.layers or options.draw is None:
+        for model in models.values():
+            model.summary(expand_nested=True)
+    if options.draw is not None:
+        _draw(models, Path(options.draw))
+        print(options.draw)
+    return 0
+
+
+def _models(name: str) -> Mapping[str, keras.Model]:
+    """The networks of a run, or the network of that name, by name. Raises UserError if there is none."""
+    run = settings.run_folder(name)
+    try:
+        if not run.is_dir():
+            return {name: resnet.build(name, resnet.entry(name).input_shape)}
+        if algorithm_of(run / SETTINGS_FILE) != "resnet":
+            config = settings.of_run(run)
+            return config.make_network(config.precision).models
+        from resnet import data, learner
+
+        trained = supervised.of_run(run)
+        shape, classes = data.sizes(trained.dataset, trained.image_size)
+        model = learner.build(trained, trained.precision, image_shape=shape, classes=classes)
+        return {trained.model: model}
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _check_drawing(path: Path) -> None:
+    """Raises UserError if no picture can be drawn, or not into this file."""
+    if path.suffix not in _FORMATS:
+        raise UserError(f"--draw must be a file that ends in {', '.join(_FORMATS)}; got {path}.")
+    if not path.parent.is_dir():
+        raise UserError(f"--draw {path}: there is no folder {path.parent}.")
+    if importlib.util.find_spec("pydot") is None or shutil.which("dot") is None:
+        raise UserError(
+            "--draw needs pydot and Graphviz's program dot: pip install -r requirements-draw.txt (or "
+            "tfrl[draw]), and apt-get install graphviz."
+        )
+
+
+def _draw(models: Mapping[str, keras.Model], path: Path) -> None:
+    """Draws all models side by side. Raises UserError if the file cannot be written."""
+    import keras
+    import pydot
+
+    picture = pydot.Dot()
+    picture.set("dpi", 120)
+    for model in models.values():
+        shown = {"show_shapes": True, "show_layer_names": True, "expand_nested": True}
+        picture.add_subgraph(keras.utils.model_to_dot(model, **shown, subgraph=True))
+    try:
+        picture.write(str(path), format=path.suffix[1:])
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}.") from None
+
+
+def _print_costs() -> None:
+    """Prints the table of the zoo."""
     table = Table(title="Torsos, without a head; MFLOP of one image", box=box.SIMPLE, padding=(0, 0))
     for column in ("name", "input", "parameters", "MFLOP", "output"):
         table.add_column(column, justify="left" if column in ("name", "input") else "right", no_wrap=True)
@@ -92,7 +164,6 @@ def main(arguments: Sequence[str]) -> int:
             entry.paper,
         )
     Console().print(table)
-    return 0
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import resnet
@@ -16,6 +17,8 @@ from tfrl.cli import settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT, NATURAL, NOT_NEGATIVE, POSITIVE, WIDTH, Range, flag, nearest, shown
 from tfrl.cli.settings import Reader
+from tfrl.envs import callables
+from tfrl.networks import weights
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -49,6 +52,16 @@ class Task:
     """crop: pad by 4 pixels and cut out a random part; crop-flip: also mirror a random half of the images."""
     per_image_standardization: bool = False
     """Shift and scale each image to mean 0 and variance 1. The network does it: exports take plain images."""
+    preprocess: str | None = None
+    """my_package.my_module:FUNCTION is your own preprocessing of images uint8 [B, H, W, C], after --augment.
+    The network scales uint8 images that it returns to [0, 1], and takes floats as they are. The function is
+    part of the network: exports take plain images."""
+    start_from: str | None = None
+    """The folder of another supervised run. This run begins with the weights and the optimizer of its newest
+    checkpoint, or with the weights of its export. A folder RUN/checkpoints/update-N is that checkpoint."""
+    checkpoint: str = "last"
+    """Checkpoint of --start-from: last, best (by the test accuracy; only weights), or the number of a
+    step."""
     seed: Annotated[int, NATURAL] = 1
     """Seed of everything random."""
 
@@ -63,8 +76,8 @@ class Learning:
     """End after this many gradient steps; 0: --epochs decides."""
     batch_size: Annotated[int, Range(1, MOST_IMAGES)] = 32
     """Images of a gradient step, all workers together; must be divisible by the number of replicas."""
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    """sgd: with momentum 0.9."""
+    optimizer: Literal["sgd", "adam", "nadam", "rmsprop"] = "sgd"
+    """sgd: with momentum 0.9; rmsprop: with decay 0.9. The others of their settings are Keras's."""
     lr: Annotated[float, POSITIVE] = 0.05
     """The highest learning rate."""
     schedule: Literal["constant", "step", "cosine"] = "cosine"
@@ -85,6 +98,14 @@ class Run(settings.Run):
     """Steps between checkpoints; one more is saved after each epoch."""
     log_every: Annotated[int, COUNT] = 20
     """Steps of a row of progress.csv, at most. A row also ends with a checkpoint."""
+    tensorboard_graph: bool = False
+    """Write the graph of the network for TensorBoard's Graphs tab."""
+    histograms_every: Annotated[int, NATURAL] = 0
+    """Steps between histograms of the weights in TensorBoard, with pictures of the first layer's kernels, at
+    the end of a row of progress.csv; 0: none."""
+    callbacks: str | None = None
+    """Your own callbacks, such as my_package.my_module:MyCallback, separated by commas. Each is created
+    without arguments. They extend tfrl.Callback or keras.callbacks.Callback."""
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -139,7 +160,13 @@ class Config(Run, Learning, Task, settings.Settings):
         residual = {"normalization": self.normalization, "l2": self.weight_decay / 2}
         options = residual if entry.normalization else {}
         options |= {"width": self.width} if entry.has_width else {}
-        return options | {"standardize": self.per_image_standardization}
+        own = None if self.preprocess is None else callables.find(self.preprocess)
+        return options | {"standardize": self.per_image_standardization, "preprocess": own}
+
+    @property
+    def ineffective(self) -> dict[str, str]:
+        """Settings without an effect by name, each with the reason."""
+        return {"checkpoint": "without --start-from"} if self.start_from is None else {}
 
     @property
     def rows_per_step(self) -> int:
@@ -153,7 +180,9 @@ class Config(Run, Learning, Task, settings.Settings):
 
     def complete(self) -> Self:
         """These settings with the data set's full name, and the run's folder."""
-        return super(Config, dataclasses.replace(self, dataset=full_name(self.dataset))).complete()
+        start = None if self.start_from is None else settings.expand_home(self.start_from)
+        config = dataclasses.replace(self, dataset=full_name(self.dataset), start_from=start)
+        return super(Config, config).complete()
 
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
@@ -172,6 +201,11 @@ class Config(Run, Learning, Task, settings.Settings):
                     f"{shown(value)}; leave {flag(name)} out."
                 )
         check_dataset(self.dataset)
+        if self.preprocess is not None:
+            try:
+                callables.find(self.preprocess)
+            except ValueError as error:
+                raise UserError(f"--preprocess: {error}.") from None
         if self.micro_batch and entry.normalization and self.normalization == "batch":
             raise UserError(
                 f"--micro-batch {self.micro_batch} would change batch normalization, which needs a replica's "
@@ -191,6 +225,33 @@ class Config(Run, Learning, Task, settings.Settings):
             raise UserError(
                 f"--micro-batch must divide a replica's batch of {share} images; got {self.micro_batch}."
             )
+
+
+_SAME_NETWORK = ("model", "width", "normalization", "preprocess", "per_image_standardization")
+
+
+def check_start(config: Config) -> None:
+    """Raises UserError if a run cannot start from that of --start-from; needs no TensorFlow."""
+    run, name = weights.start_folder(config), f"--start-from {config.start_from}"
+    there = of_run(run)
+    weights.check_has_start(config)
+    pairs = [(n, getattr(there, n), getattr(config, n)) for n in (*_SAME_NETWORK, "optimizer")]
+    if differing := [f"{flag(n)} {old} there, {new} here" for n, old, new in pairs if old != new]:
+        raise UserError(f"{name} has another network or optimizer: {'; '.join(differing)}.")
+
+
+def of_run(run: Path) -> Config:
+    """The settings of the supervised run in a folder. Raises UserError if it holds none."""
+    path = run / settings.SETTINGS_FILE
+    if settings.algorithm_of(path) != "resnet":
+        raise UserError(f"{run} is not the folder of a run of resnet.train.")
+    config = from_yaml(path)
+    try:
+        # The folder's name is not checked.
+        dataclasses.replace(config, run_name=None, logdir="logs").validate()
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return config
 
 
 def full_name(dataset: str) -> str:

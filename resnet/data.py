@@ -120,6 +120,21 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 
 
+def sizes(name: str, image_size: int = 0) -> tuple[tuple[int, ...], int]:
+    """The shape (H, W, C) of the images of a set and the number of its classes; it may be not prepared yet.
+
+    Raises UserError for a set without labels, or for images of different sizes.
+    """
+    with _quiet():
+        builder = _builder(name)
+    _check_kind(builder, name)
+    image, label = (builder.info.features[key] for key in builder.info.supervised_keys)
+    shape = (image_size, image_size, image.shape[2]) if image_size else tuple(image.shape)
+    if None in shape:
+        raise UserError(f"the images of {name} differ in size; a run needs --image-size.")
+    return shape, label.num_classes
+
+
 def load(name: str, image_size: int = 0) -> Dataset:
     """Reads a prepared set into memory. `image_size` resizes images to a square; 0 leaves them.
 

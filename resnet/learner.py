@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
+import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,17 +24,18 @@ from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.streams import quiet_start
 from tfrl.networks.entrance import variable_name
 from tfrl.networks.network import Packing
-from tfrl.networks.weights import AGENT_PREFIX, PREFIX, WEIGHTS_FILE, weights_of
-from tfrl.ops.graph import compiled
-from tfrl.ops.optimizers import SGD, Adam, learning_rate
+from tfrl.networks.weights import AGENT_PREFIX, PREFIX, WEIGHTS_FILE, read_start, weights_of
+from tfrl.ops.graph import compiled, graph
+from tfrl.ops.optimizers import SGD, Adam, Nadam, Optimizer, RMSprop, learning_rate
 from tfrl.run import files, loop
 from tfrl.run.checkpoint import State, encode, with_prefix
 from tfrl.run.loop import Conclusion
 from tfrl.run.session import Session, tensorboard
 from tfrl.run.stop import NUM_VOTES, Stopped, stop_code
+from tfrl.run.summaries import WeightSummaries
+from tfrl.training.callbacks import BestPolicy
 from tfrl.workers.data_parallel import DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
-from tfrl.workers.tf_config import TFConfig
 
 KERAS_FILE = "model.keras"
 SAVED_MODEL = "saved_model"
@@ -40,16 +43,20 @@ _SUMS = 6  # loss, accuracy, gradient norm, steps, seconds, seconds of waiting f
 _VOTES = tuple(f"vote_{k}" for k in range(NUM_VOTES))
 
 
-def train(config: Config, cluster: TFConfig | None) -> int:
-    """Starts or resumes the run of `config`; returns the exit code. Raises the errors of `loop.train`."""
+def make_learner(config: Config, session: Session) -> ImageLearner:
+    """Loads the data set and makes the learner. A collective. Raises UserError."""
+    with session.watchdog.unhurried(), quiet_start():
+        tell = session.console.message
+        dataset = data.load_on_all(config.dataset, config.image_size, session.runtime, tell)
+    return ImageLearner(config, session, dataset)
 
-    def make(session: Session) -> ImageLearner:
-        with session.watchdog.unhurried(), quiet_start():
-            tell = session.console.message
-            dataset = data.load_on_all(config.dataset, config.image_size, session.runtime, tell)
-        return ImageLearner(config, session, dataset)
 
-    return loop.train(config, cluster, make)
+_OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": SGD(0.9),
+    "adam": Adam(1e-7, uncorrected_epsilon=True),
+    "nadam": Nadam(1e-7),
+    "rmsprop": RMSprop(1e-7),
+}
 
 
 class Classifier:
@@ -74,7 +81,7 @@ class Classifier:
             rates=(1.0,),  # the schedule's rate scales it
             loss=self._loss,
             metrics=("loss", "accuracy", *_VOTES),
-            optimizer=SGD(0.9) if config.optimizer == "sgd" else Adam(1e-7, uncorrected_epsilon=True),
+            optimizer=_OPTIMIZERS[config.optimizer],
             batch_size=config.batch_size,
             # The statistics of a part would differ from those of the batch.
             part_rows=config.batch_size // runtime.replicas if moved else runtime.micro_batch(config),
@@ -143,21 +150,8 @@ class Classifier:
     # Testing
 
     def test(self, batches: Iterable[Batch]) -> tuple[float, int]:
-        """Mean loss and number of hits on the batches of all workers.
-
-        Raises TrainingError if the loss is not a finite number.
-        """
-        runtime, loss, hits, count = self._runtime, 0.0, 0, 0
-        for batch in batches:
-            parts = (batch.images, batch.labels, batch.weights)
-            losses, right = self._test(*(runtime.per_replica(p) for p in parts))
-            loss += sum(float(x) for x in runtime.local_results(losses))
-            hits += sum(int(x) for x in runtime.local_results(right))
-            count += batch.count
-        sums = runtime.sum_over_workers(np.array([loss, hits], np.float64))
-        if not np.isfinite(sums[0]):
-            raise TrainingError("the loss on the test images is not a finite number")
-        return float(sums[0]) / count, int(sums[1])
+        """Mean loss and number of hits on the batches of all workers, as of the function `test`."""
+        return test(self._runtime, self._test, batches)
 
     @compiled()
     def _test(self, *batch: Any) -> Any:
@@ -166,14 +160,9 @@ class Classifier:
     def _test_on_replica(
         self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sums over one replica's images of weight 1: loss float64, hits int64."""
         arrays = self._arrays(self._learning.weights())
         logits, _ = self._logits.stateless_call(*arrays, images, training=False)
-        probabilities = tf.nn.softmax(logits)
-        of_label = tf.gather(probabilities, labels, batch_dims=1)
-        losses = tf.cast(-tf.math.log(tf.maximum(of_label, 1e-37)) * weights, tf.float64)  # not log(0)
-        hits = tf.cast(_hits(labels, probabilities) * weights, tf.int64)
-        return tf.reduce_sum(losses), tf.reduce_sum(hits)
+        return scores(tf.nn.softmax(logits), labels, weights)
 
     # State
 
@@ -196,6 +185,21 @@ class Classifier:
         vectors = {k: p.join({name: arrays[name] for name in p.names}) for k, p in self._packings.items()}
         self._learning.set_state({n.removeprefix(AGENT_PREFIX): a for n, a in state.items()} | vectors)
 
+    def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
+        """Begins with `get_state` of another run, or with only its weights. Raises like `set_state`."""
+        self.set_state({**self.get_state(), **state})
+
+    def graph_def(self) -> Any:
+        """The graph of the network, a TensorFlow GraphDef."""
+        images = tf.TensorSpec((None, *self._image_shape), tf.uint8, "images")
+        return graph(lambda x: self.model(x)).get_concrete_function(images).graph.as_graph_def()
+
+    def plain_model(self, weights: Mapping[str, np.ndarray]) -> keras.Model:
+        """A model outside the strategy with these weights, by the names of `weights`."""
+        model = self._build()
+        assign(model, weights)
+        return model
+
     def export(self, directory: Path) -> None:
         """Writes `weights.npz` (float32, no pickle), `model.keras` and `saved_model/`.
 
@@ -205,14 +209,18 @@ class Classifier:
         weights = self.weights()
         files.make_folder(directory)
         files.write(directory / WEIGHTS_FILE, encode(weights))
-        model = self._build()
-        for variable in model.variables:
-            variable.assign(weights[variable_name(variable)])
+        model = self.plain_model(weights)
         with files.replacing(directory / KERAS_FILE) as staged:
             model.save(staged)
         signature = [tf.TensorSpec((None, *self._image_shape), tf.uint8, name="images")]
         with portable(), files.replacing(directory / SAVED_MODEL) as staged, files.tensorflow_writes():
             model.export(str(staged), verbose=False, input_signature=signature)
+
+
+def assign(model: keras.Model, weights: Mapping[str, np.ndarray]) -> None:
+    """Sets the weights of a model of `build`, by the names of `Classifier.weights`."""
+    for variable in model.variables:
+        variable.assign(weights[variable_name(variable)])
 
 
 def build(config: Config, precision: str, *, image_shape: tuple[int, ...], classes: int) -> keras.Model:
@@ -228,6 +236,33 @@ def build(config: Config, precision: str, *, image_shape: tuple[int, ...], class
         name = variable_name(variable)
         variable.in_file = f"{'head' if name.startswith('logits/') else 'torso'}/{name}"
     return model
+
+
+def test(runtime: Runtime, scores_of: Callable[..., Any], batches: Iterable[Batch]) -> tuple[float, int]:
+    """Mean loss and number of hits on the batches of all workers.
+
+    `scores_of` runs `scores` on all replicas, for images, labels and weights. Raises TrainingError if the
+    loss is not a finite number.
+    """
+    loss, hits, count = 0.0, 0, 0
+    for batch in batches:
+        parts = (batch.images, batch.labels, batch.weights)
+        losses, right = scores_of(*(runtime.per_replica(p) for p in parts))
+        loss += sum(float(x) for x in runtime.local_results(losses))
+        hits += sum(int(x) for x in runtime.local_results(right))
+        count += batch.count
+    sums = runtime.sum_over_workers(np.array([loss, hits], np.float64))
+    if not np.isfinite(sums[0]):
+        raise TrainingError("the loss on the test images is not a finite number")
+    return float(sums[0]) / count, int(sums[1])
+
+
+def scores(probabilities: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sums over one replica's images of weight 1: loss float64 [], hits int64 []."""
+    of_label = tf.gather(probabilities, labels, batch_dims=1)
+    losses = tf.cast(-tf.math.log(tf.maximum(of_label, 1e-37)) * weights, tf.float64)  # not log(0)
+    hits = tf.cast(_hits(labels, probabilities) * weights, tf.int64)
+    return tf.reduce_sum(losses), tf.reduce_sum(hits)
 
 
 def _hits(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
@@ -267,6 +302,25 @@ class ImageLearner(loop.Learner):
         self._batches: Iterator[Batch] | None = None
         self._sums = np.zeros(_SUMS)  # of the steps since the last row of metrics
         self._hits = 0  # of the last test
+        self._rate = math.nan  # the learning rate that a callback has set; NaN: the schedule's
+        self.callbacks = [BestPolicy(config, session, "test/accuracy")]
+        if config.tensorboard_graph or config.histograms_every:
+            traced = self.classifier.graph_def if config.tensorboard_graph else None
+            every, channels = config.histograms_every, shape[-1:]
+            self.callbacks.append(WeightSummaries(session, every=every, channels=channels, graph=traced))
+
+    def begin(self) -> None:
+        """Begins with the weights of --start-from, if it is given. A collective."""
+        if self._config.start_from is None:
+            return
+        state, self._session.started_from = read_start(self._config, self._session)
+        try:
+            self.classifier.begin_with(state)
+        except (ValueError, KeyError) as error:
+            raise UserError(
+                f"--start-from {self._config.start_from} has another network: {error}; the images must have "
+                "the same size and as many classes."
+            ) from None
 
     # How far the run is
 
@@ -305,6 +359,29 @@ class ImageLearner(loop.Learner):
 
     # Training
 
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step."""
+        config = self._config
+        if not math.isnan(self._rate):
+            return self._rate
+        return learning_rate(config.schedule, config.lr, self._session.step, self._num_steps, config.warmup)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Replaces the schedule by the chief's rate from now on, unless it is NaN. A collective."""
+        rate = float(self._session.of_workers(rate)[0])
+        self._rate = self._rate if math.isnan(rate) else rate
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The gradient steps of an epoch."""
+        return self._steps_per_epoch
+
+    @property
+    def epochs(self) -> int:
+        """The epochs of the run; the last one may be a part."""
+        return -(-self._num_steps // self._steps_per_epoch)
+
     def update(self) -> dict[str, float]:
         """Takes the gradient steps of one row. Raises Stopped after a step if a worker was told to stop."""
         config, session = self._config, self._session
@@ -322,7 +399,7 @@ class ImageLearner(loop.Learner):
             began = time.perf_counter()
             batch = next(self._batches)
             waited = time.perf_counter() - began
-            rate = learning_rate(config.schedule, config.lr, session.step, self._num_steps, config.warmup)
+            rate = self.learning_rate
             waiting.append(self.classifier.step(batch, rate, session.stop.votes()))
             session.step += 1
             session.advance_to(self.steps_done, steady=True)
@@ -387,12 +464,16 @@ class ImageLearner(loop.Learner):
         shape = " x ".join(map(str, dataset.image_shape))
         sizes = f"{len(dataset.train):,} + {len(dataset.test):,} of {shape}"
         width = f"width {config.width}, " if config.width != 1 else ""
+        start = self._session.started_from
+        started = (
+            {} if start is None else {"started from": f"{start['run']}, at {start['env_steps']:,} images"}
+        )
         return {
             "images": f"{config.dataset}, {sizes}, {len(dataset.classes)} classes",
             "steps": f"{self._num_steps:,} of {config.batch_size} images, {config.optimizer}, "
             f"learning rate {config.lr:g}, {config.schedule}",
             "network": f"{config.model}, {width}{self.classifier.num_parameters:,} parameters",
-        }
+        } | started
 
     def highlights(self, metrics: Mapping[str, float]) -> list[str]:
         """The texts of the progress line for a row of metrics."""
@@ -415,13 +496,15 @@ class ImageLearner(loop.Learner):
 
     def get_state(self) -> State:
         """The classifier, and the sums of a row that is not finished."""
-        return State(self.classifier.get_state() | {"row": self._sums.copy()}, [{}])
+        row = {"row": self._sums.copy(), "rate": np.array(self._rate)}
+        return State(self.classifier.get_state() | row, [{}])
 
     def set_state(self, state: State) -> None:
         """Continues from `get_state`. Raises UserError where the network is another one."""
         try:
             self.classifier.set_state(state.learner)
             self._sums[:] = state.learner["row"]
+            self._rate = float(state.learner["rate"])
         except (ValueError, KeyError):
             raise UserError(
                 f"the checkpoints in {self._config.run_dir} belong to another network; choose another "
@@ -453,6 +536,7 @@ class ImageLearner(loop.Learner):
             "train": scores["train"],
             "test": scores["test"] | {"hits": self._hits, "images": len(self._dataset.test)},
             "parameters": self.classifier.num_parameters,
+            "started_from": session.started_from,
         }
 
     def conclusion(self, outcome: Mapping[str, Any], stopped: str | None) -> Conclusion:
@@ -461,4 +545,7 @@ class ImageLearner(loop.Learner):
         header = [f"{config.model} on {config.dataset}", "accuracy", "loss"]
         scores = {part: outcome[part] for part in ("train", "test")}
         rows = [[part, f"{s['accuracy']:.2%}", f"{s['loss']:.4f}"] for part, s in scores.items()]
-        return Conclusion((), header, rows, [tensorboard(config)])
+        why = () if stopped is None else (f"Ended after {self.steps_done:,} images: {stopped}.",)
+        run = shlex.quote(str(config.run_dir))
+        commands = [tensorboard(config), f"python -m tfrl.report {run}", f"python -m resnet.evaluate {run}"]
+        return Conclusion(why, header, rows, commands)

@@ -85,13 +85,36 @@ def _add(inputs: Sequence[tf.Tensor]) -> tf.Tensor:
 
 @contextlib.contextmanager
 def dtype_policy(name: str) -> Iterator[None]:
-    """A context in which new layers have this dtype policy, unless they are made with another one."""
-    before = keras.config.dtype_policy()
+    """A context in which new layers have this dtype policy, unless they are made with another one.
+
+    Their images are [B, H, W, C], whatever ~/.keras/keras.json says (`image_data_format`).
+    """
+    policy, image_format = keras.config.dtype_policy(), keras.config.image_data_format()
     keras.config.set_dtype_policy(name)
+    keras.config.set_image_data_format("channels_last")
     try:
         yield
     finally:
-        keras.config.set_dtype_policy(before)
+        keras.config.set_dtype_policy(policy)
+        keras.config.set_image_data_format(image_format)
+
+
+def preprocessed(images: KerasTensor, function: Callable[[tf.Tensor], tf.Tensor]) -> KerasTensor:
+    """The images that a user's function of TensorFlow makes of images, as a layer.
+
+    Raises ValueError if the function fails, or returns something else.
+    """
+    try:  # before Keras, which would hide the error
+        spec = tf.TensorSpec(images.shape, images.dtype)
+        tf.function(function, autograph=False).get_concrete_function(spec)
+    except Exception as error:  # a user's function may raise anything
+        lines = str(error).strip().splitlines() or ["no message"]
+        raise ValueError(f"its preprocessing raised {type(error).__name__}: {lines[0]}") from error
+    x = keras.layers.Lambda(function, dtype="float32", name="preprocess")(images)
+    if len(x.shape) != 4 or None in x.shape[1:] or not x.dtype.startswith(("uint8", "float")):
+        found = f"{x.dtype} {list(x.shape)}"
+        raise ValueError(f"its preprocessing must return images, uint8 or float, not {found}.")
+    return x
 
 
 class Layers:

@@ -14,7 +14,7 @@ ORDER = (
 )
 RANKS = {folder: rank for rank, folders in enumerate(ORDER) for folder in folders}
 # The modules of resnet that may import tfrl: its trainer and its commands. The others are the zoo.
-TRAINER = ("config", "data", "learner", "procgen_frames", "train", "evaluate", "__main__")
+TRAINER = ("callbacks", "config", "data", "learner", "procgen_frames", "train", "evaluate", "__main__")
 PACKAGES = ("tfrl", "resnet", "cluster", "benchmarks")
 
 

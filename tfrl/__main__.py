@@ -20,7 +20,8 @@ COMMANDS = (
     "tfrl.ppo_procgen",
     *(f"tfrl.{algorithm}" for algorithm in ALGORITHMS),
     *("tfrl.tune", "tfrl.status", "tfrl.report", "tfrl.evaluate", "tfrl.record", "tfrl.collect", "tfrl.env"),
-    *("tfrl.completion", "resnet", "resnet.train", "resnet.evaluate", "cluster.launch", "cluster.tf_config"),
+    *("tfrl.completion", "tfrl.resnet", "resnet", "resnet.train", "resnet.evaluate"),
+    *("cluster.launch", "cluster.tf_config"),
 )
 
 

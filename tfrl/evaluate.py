@@ -23,7 +23,7 @@ from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
 from tfrl.envs.registry import TRAIN, level_set_title
 from tfrl.experience.episodes import Player, check_level_set, check_plays, play_level_set, split_episodes
-from tfrl.networks.weights import find_policy
+from tfrl.networks.weights import find_policy, split_checkpoint
 from tfrl.reporting import scores
 from tfrl.run import files
 from tfrl.run.folder import EVALUATION_FILE
@@ -61,8 +61,8 @@ def main(arguments: Sequence[str]) -> int:
         _USAGE,
         "Play episodes with a run's policy: a table, and RUN/eval.json. RUN is a run's folder or an export.",
     )
-    run = run_folder(flags.one(words, "run", _USAGE))
-    source = find_policy(run, options.checkpoint)
+    run, checkpoint = split_checkpoint(run_folder(flags.one(words, "run", _USAGE)), options.checkpoint)
+    source = find_policy(run, checkpoint)
     greedy = source.config.eval_greedy if options.greedy is None else options.greedy
     out = Path(options.out) if options.out else folder_of(run) / EVALUATION_FILE
     tasks = [_task(source.config, game, options) for game in (options.envs or source.config.env).split(",")]

@@ -61,8 +61,9 @@ class Run:
     def results(self) -> dict[str, Any]:
         """The content of results.json; empty if a stop file ended the run."""
         found = read_results(self.folder) or {}
+        steps = found.get("env_steps", found.get("images", 0))
         # Those of an earlier, shorter run may still be there.
-        return found if found.get("env_steps", 0) >= logged_steps(self.folder / PROGRESS_FILE) else {}
+        return found if steps >= logged_steps(self.folder / PROGRESS_FILE) else {}
 
     @property
     def progress(self) -> dict[str, np.ndarray]:
@@ -75,20 +76,21 @@ def train(
     *,
     env: str | MakeEnv | None = None,
     network: str | MakeFeatures | Mapping[str, str | MakeFeatures] | None = None,
-    callbacks: Sequence[Callback | str] = (),
+    callbacks: Sequence[Callback | Any] = (),
     **settings: Any,
 ) -> Run:
     """Trains a run or resumes it: the same as `python -m tfrl.ALGORITHM`, with bit-equal results.
 
     Args:
-      algorithm: the name of a command, such as "ppo" or "sac", or your own class that extends an agent of
-        tfrl (docs/extending.md).
+      algorithm: the name of a command, such as "ppo" or "sac", "resnet" for supervised training, or your own
+        class that extends an agent of tfrl (docs/extending.md).
       env: an id, `package.module:function`, or a callable that returns a `gymnasium.Env`. None: the default
         of the command.
       network: a function from Keras inputs to features (see `tfrl.networks.entrance.own_torso`),
         `package.module:function`, or a name of the zoo. {"actor": ..., "critic": ...} gives each its own
         network.
-      callbacks: the same ones on all workers. `package.module:Class` is created without arguments, in each
+      callbacks: objects of tfrl.Callback, and in supervised training of keras.callbacks.Callback; the same
+        ones on all workers. `package.module:Class` is created without arguments, in each
         process of the run.
       settings: settings of the command by field name, such as `total_steps=100_000`. `config` is the path of
         a YAML file.
@@ -130,13 +132,7 @@ def _read(
     settings |= {} if network is None else _torsos(network)
     values = _values(command, env, settings | ({"callbacks": named} if named else {}))
     config = command.reader.of_values(values)
-    made = [each for each in callbacks if not isinstance(each, str)]
-    for each in made:
-        if not isinstance(each, Callback):
-            raise UserError(
-                "callbacks must be objects of classes that extend tfrl.Callback, such as StopAfter(), or "
-                f"names of such classes; got {each!r}."
-            )
+    made = [command.as_callback(each) for each in callbacks if not isinstance(each, str)]
     return command, config, values, made
 
 
@@ -320,9 +316,12 @@ def _values(command: Command, env: str | MakeEnv | None, settings: Mapping[str, 
     for given, value in settings.items():
         name = aliases.get(given, given)
         if name not in kinds or name == "print_config":
-            name_of_command, hint = command.reader.command.rpartition(".")[2], setting_hint(name, kinds)
+            name_of_command = command.reader.command.removeprefix("python -m ").removeprefix("tfrl.")
+            hint = setting_hint(name, kinds)
             raise UserError(f"{name_of_command} has no setting {given}{hint}.")
-        found[name] = coerce(value.item() if isinstance(value, np.generic) else value, kinds[name], given)
+        value = value.item() if isinstance(value, np.generic) else value
+        value = callables.give(value) if callable(value) else value
+        found[name] = coerce(value, kinds[name], given)
     return found
 
 

@@ -106,18 +106,76 @@ def main(arguments: Sequence[str]) -> int:
     )
     if not words:
         raise UserError(f"give the folder of a run, or of many; usage: {_USAGE}")
-    loaded = [run_folders.load(path) for path in run_folders.find(map(run_folder, words))]
+    paths = run_folders.find(map(run_folder, words))
+    supervised = [path for path in paths if run_folders.is_supervised(path)]
+    if supervised:
+        if len(supervised) < len(paths):
+            raise UserError(
+                f"{supervised[0]} is a run of resnet.train, and others are not: write two reports."
+            )
+        print(write_supervised(supervised, _place(options, words, paths)))
+        return 0
+    loaded = [run_folders.load(path) for path in paths]
     if not any(run.env_steps for run in loaded):
         raise UserError(f"{words[0]} has no finished update yet, so there is nothing to report.")
     for run in loaded:
         if not run.env_steps:
             tell(f"warning: {run.path} has no finished update yet, and is left out.")
     loaded = [run for run in loaded if run.env_steps]
-    out = Path(options.out) if options.out else loaded[0].path
-    if not options.out and len(loaded) > 1:
-        out = run_folder(words[0]) if len(words) == 1 else loaded[0].path.resolve().parent
-    print(write(loaded, out))
+    print(write(loaded, _place(options, words, [run.path for run in loaded])))
     return 0
+
+
+def _place(options: Options, words: Sequence[str], paths: Sequence[Path]) -> Path:
+    """The folder of the report on these runs."""
+    if options.out:
+        return Path(options.out)
+    if len(paths) == 1:
+        return paths[0]
+    return run_folder(words[0]) if len(words) == 1 else paths[0].resolve().parent
+
+
+def write_supervised(paths: Sequence[Path], out: Path) -> Path:
+    """Writes `out/report.html` and `out/plots/training.png` about supervised runs. Returns the page's path.
+
+    Raises UserError if a run has no progress yet, or the folder cannot be written.
+    """
+    from tfrl.reporting import supervised  # matplotlib takes a second
+
+    loaded = [supervised.load(path) for path in paths]
+    if not all(run.images for run in loaded):
+        empty = next(run.path for run in loaded if not run.images)
+        raise UserError(f"{empty} has no row in its progress.csv yet, so there is nothing to report.")
+    picture, written = out / "plots" / "training.png", out / "report.html"
+    try:
+        files.make_folder(picture.parent)
+        with files.replacing(picture) as staged:
+            supervised.curves(loaded).savefig(staged)
+        names = dict.fromkeys(f"{run.config.model} on {run.config.dataset}" for run in loaded)
+        title = f"tfrl report: {next(iter(names)) if len(names) == 1 else _count(len(loaded), 'run')}"
+        data = base64.b64encode(picture.read_bytes()).decode()
+        image = f"<img id=training alt='curves' src='data:image/png;base64,{data}'>"
+        differing = supervised.differences(loaded)
+        settings = [{"setting": flag(name), "value": v} for name, v in loaded[0].settings.items()]
+        differences = [
+            {"setting": flag(name), **dict(zip((run.path.name for run in loaded), values, strict=True))}
+            for name, values in differing.items()
+        ]
+        parts = [
+            "<h2>Results</h2>",
+            _table(supervised.result_rows(loaded)),
+            f"<h2>While training</h2><figure>{image}",
+            "<figcaption>Thin lines: training rows; others: tests after each epoch.</figcaption></figure>",
+            "<h2>Settings</h2>",
+            _table(differences),
+            f"<details><summary>All of {_text(loaded[0].path)}</summary>{_table(settings)}</details>",
+            "<h2>Runs</h2>",
+            _table(supervised.run_rows(loaded)),
+        ]
+        files.write(written, _PAGE.format(title=_text(title), style=_STYLE, body="\n".join(parts)))
+    except OSError as error:
+        raise UserError(f"cannot write the report in {out}: {files.reason(error)}.") from None
+    return written
 
 
 def write(loaded: Sequence[Run], out: Path) -> Path:
@@ -484,7 +542,7 @@ def _embed(data: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def _text(value: str) -> str:
+def _text(value: object) -> str:
     return html.escape(str(value))
 
 

@@ -28,9 +28,8 @@ from tfrl.cli.flags import COUNT, NATURAL, SEVERAL, Range, flag, nearest
 from tfrl.cli.settings import expand_home
 from tfrl.cli.streams import Unbreakable, tell
 from tfrl.config.distributed import check_address, how_to_install_ray
-from tfrl.config.run import RLSettings
 from tfrl.experience.episodes import evaluation_columns
-from tfrl.remote.trials import Outcome, Sweep, outcome, plan, trial_name
+from tfrl.remote.trials import SUPERVISED, Outcome, Sweep, outcome, plan, trial_name
 from tfrl.run import files
 from tfrl.run.folder import locked, read_json
 from tfrl.training import command
@@ -64,8 +63,9 @@ class Options:
     gpus_per_trial: Annotated[float, Range(0, 1024)] = 0.0
     """GPUs that Ray gives each trial, such as 1, 2, or 0.5 for two trials on one GPU. 0: a trial uses all
     GPUs that it sees."""
-    metric: str = "eval_test/return"
-    """The column of progress.csv that ranks the trials; larger is better."""
+    metric: str | None = None
+    """The column of progress.csv that ranks the trials; larger is better. None: eval_test/return, or
+    test/accuracy for resnet, the supervised trainer."""
     seed: Annotated[int, NATURAL] = 1
     """Seed of the drawn values."""
     logdir: str = "logs/sweep"
@@ -81,7 +81,8 @@ def main(arguments: Sequence[str]) -> int:
     for index, trial in enumerate(sweep.trials):
         config = sweep.config(trial)
         _check_metric(sweep.metric, config)
-        command.check(dataclasses.replace(config, logdir=str(logdir), run_name=trial_name(index)))
+        named = dataclasses.replace(config, logdir=str(logdir), run_name=trial_name(index))
+        command.of_algorithm(sweep.algorithm).check(named)
     if options.gpus_per_trial > 1 and options.gpus_per_trial % 1:
         raise UserError(f"--gpus-per-trial above 1 must be a whole number; got {options.gpus_per_trial:g}.")
     if logdir.is_dir():
@@ -104,7 +105,7 @@ def main(arguments: Sequence[str]) -> int:
         _claim(logdir, sweep)
         _show(f"{len(sweep.trials)} trial(s), {options.parallel} at a time, in {logdir}")
         stdout: Any = Unbreakable(sys.stdout)
-        with live_table(sweep.metric, outcomes, Console(file=stdout, markup=False, emoji=False)):
+        with live_table(sweep, outcomes, Console(file=stdout, markup=False, emoji=False)):
             stopped = on_ray.run(
                 sweep,
                 logdir,
@@ -135,7 +136,7 @@ def _read(arguments: Sequence[str]) -> tuple[Options, Sweep]:
         trials=options.trials or (8 if options.sample else 1),
         seed=options.seed,
         scheduler=options.scheduler,
-        metric=options.metric,
+        metric=options.metric or ("test/accuracy" if trials[0] == SUPERVISED else "eval_test/return"),
     )
     return options, sweep
 
@@ -180,16 +181,16 @@ def check_owner(logdir: Path) -> None:
             )
 
 
-def live_table(metric: str, trials: Callable[[], Sequence[Outcome]], console: Console) -> Live:
+def live_table(sweep: Sweep, trials: Callable[[], Sequence[Outcome]], console: Console) -> Live:
     """Shows the table of the trials while they run, if the console is a terminal.
 
     Args:
-      metric: that of the sweep.
+      sweep: the sweep.
       trials: returns the present state of all trials.
       console: the output.
     """
     return Live(
-        get_renderable=lambda: _table(metric, trials()),
+        get_renderable=lambda: _table(sweep, trials()),
         console=console,
         auto_refresh=console.is_terminal,
         refresh_per_second=1,
@@ -197,13 +198,15 @@ def live_table(metric: str, trials: Callable[[], Sequence[Outcome]], console: Co
     )
 
 
-def _check_metric(metric: str, config: RLSettings) -> None:
+def _check_metric(metric: str, config: Any) -> None:
     """Raises UserError if no progress.csv can have the metric. Metrics of updates are not checked."""
-    columns = evaluation_columns(config.level_sets)
-    if metric not in columns and metric.partition("/")[0] not in ("rollout", "train", "time"):
+    supervised = config.algorithm == SUPERVISED
+    columns = ("test/accuracy", "test/loss") if supervised else evaluation_columns(config.level_sets)
+    others = ("train", "time") if supervised else ("rollout", "train", "time")
+    if metric not in columns and metric.partition("/")[0] not in others:
         raise UserError(
             f"--metric {metric} is not a column of progress.csv{nearest(metric, columns)}; use one such as "
-            f"{columns[0]}, or one that begins with rollout/, train/ or time/."
+            f"{columns[0]}, or one that begins with {'/, '.join(others[:-1])}/ or {others[-1]}/."
         )
 
 
@@ -224,7 +227,7 @@ def _conclude(sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
     # A trial that still waits was killed before it could say why.
     outcomes = [each if each.state in _ENDED else each._replace(state="failed") for each in outcomes]
     ranked = sorted(outcomes, key=lambda o: -float("inf") if o.value is None else o.value, reverse=True)
-    Console().print(_table(sweep.metric, ranked))
+    Console().print(_table(sweep, ranked))
     ended = [each for each in ranked if each.state in _ENDED]
     good = [each for each in ended if each.value is not None]
     if good:
@@ -241,11 +244,13 @@ def _conclude(sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
     return 0
 
 
-def _table(metric: str, trials: Sequence[Outcome]) -> Table:
-    names = list(trials[0].settings)
-    table = Table("trial", *names, metric, "return", "env steps", "state", "run")
+def _table(sweep: Sweep, trials: Sequence[Outcome]) -> Table:
+    names, supervised = list(trials[0].settings), sweep.algorithm == SUPERVISED
+    columns = ("images",) if supervised else ("return", "env steps")
+    table = Table("trial", *names, sweep.metric, *columns, "state", "run")
     for each in trials:
-        cells = (*(each.settings[name] for name in names), each.value, each.episode_return)
+        returns = () if supervised else (each.episode_return,)
+        cells = (*(each.settings[name] for name in names), each.value, *returns)
         table.add_row(each.name, *map(_cell, cells), f"{each.env_steps:,}", each.state, each.run.name)
     return table
 

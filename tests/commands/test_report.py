@@ -326,7 +326,7 @@ def supervised_run(folder, *, older=False):
 
 
 @pytest.mark.parametrize("older", [False, True])
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["evaluate", "record"])
 def test_a_supervised_run_is_named_as_one(tmp_path, command, older):
     with pytest.raises(
         UserError, match="is a run of resnet.train; evaluate it with python -m resnet.evaluate"
@@ -335,12 +335,10 @@ def test_a_supervised_run_is_named_as_one(tmp_path, command, older):
 
 
 def test_a_supervised_run_beside_others_is_skipped(tmp_path):
-    ours = make_run(tmp_path, total_steps=40_000)
-    supervised_run(tmp_path)
+    ours, other = make_run(tmp_path, total_steps=40_000), supervised_run(tmp_path)
     assert runs.find([tmp_path]) == [ours]
     shutil.rmtree(ours)
-    with pytest.raises(UserError, match="there are only runs of resnet.train in"):
-        runs.find([tmp_path])
+    assert runs.find([tmp_path]) == [other]
 
 
 def test_a_run_of_another_trainer_is_not_resumed(tmp_path):

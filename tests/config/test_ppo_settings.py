@@ -194,7 +194,9 @@ def test_a_file_of_another_trainer_is_refused(tmp_path):
         sentence = f"{path} has settings of {named}, not of ppo; use python -m {command}."
         assert refusal(READER.parse, ["--config", str(path)]) == sentence
         assert refusal(parse, ["--config", str(path)]) == sentence
-    known = f"there is no algorithm {named!r}; known: ppo_procgen, {', '.join(settings.ALGORITHMS)}."
+    assert settings.from_yaml(path) == supervised.Config().complete()
+    path.write_text("algorithm: nothing\n")
+    known = f"there is no algorithm 'nothing'; known: ppo_procgen, {', '.join(settings.ALGORITHMS)}, resnet."
     assert refusal(settings.from_yaml, path) == known
 
 

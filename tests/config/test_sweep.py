@@ -231,7 +231,7 @@ def test_the_trials_are_shown_in_a_live_table_on_a_terminal(tmp_path):
     screen = io.StringIO()
     shown = Console(file=screen, force_terminal=True, width=160)
     trials = [trial(tmp_path), trial(tmp_path, name="trial-001", state="waiting")]
-    with tune.live_table("eval_test/return", lambda: trials, shown):
+    with tune.live_table(planned(grids=["lr=1e-3"]), lambda: trials, shown):
         pass
     for part in ("trial-000", "running", "0.001", "7,200", "0.5", "trial-001", "waiting"):
         assert part in screen.getvalue()
@@ -239,7 +239,7 @@ def test_the_trials_are_shown_in_a_live_table_on_a_terminal(tmp_path):
 
 def test_no_live_table_is_shown_where_there_is_no_terminal(tmp_path):
     screen = io.StringIO()
-    with tune.live_table("eval_test/return", lambda: [trial(tmp_path)], Console(file=screen)):
+    with tune.live_table(planned(grids=["lr=1e-3"]), lambda: [trial(tmp_path)], Console(file=screen)):
         pass
     assert not screen.getvalue()
 

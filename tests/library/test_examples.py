@@ -11,6 +11,7 @@ SHOWN = {
     "own_env": "95 % interval",
     "own_levels": "levels with the most to learn",
     "own_network": "own_network:residual and own_network:wide",
+    "own_heads": "mean return",
     "own_callback": "ended after",
     "own_algorithm": "mean return",
     "own_loop": "evaluated again",

@@ -64,6 +64,16 @@ def failing(inputs):
     raise RuntimeError("no such layer")
 
 
+def heads(inputs, parameters):
+    x = keras.layers.Dense(16, activation="tanh")(inputs)
+    logits = keras.layers.Dense(parameters, kernel_initializer=keras.initializers.Zeros())(x)
+    return logits, keras.layers.Dense(1)(keras.layers.Concatenate()([x, logits]))
+
+
+def one_output(inputs, parameters):
+    return keras.layers.Dense(parameters)(inputs)
+
+
 def named(function):
     return f"test_own_networks:{function.__name__}"
 
@@ -109,12 +119,21 @@ RUNS = {
     "one": ("ppo", OnPolicyLearner, [*PPO, "--torso", named(chain)]),
     "apart": ("ppo", OnPolicyLearner, [*PPO, "--torso", named(shortcut), "--critic-torso", "mlp"]),
     "several": ("ppo", OnPolicyLearner, [*PPO, "--env", packed("Signs"), "--torso", named(of_several)]),
+    "heads": ("ppo", OnPolicyLearner, [*PPO, "--torso", named(heads)]),
+    "impala-heads": (
+        *("impala", OnPolicyLearner),
+        ["--env", "Pendulum-v1", "--num-envs", "8", "--num-steps", "16", "--torso", named(heads)],
+    ),
     "sac": ("sac", OffPolicyLearner, [*SAC, "--torso", named(chain), "--critic-torso", named(shortcut)]),
 }
 
 
 @pytest.mark.parametrize(
-    "name", ["apart", *(pytest.param(name, marks=pytest.mark.long) for name in ("sac", "one", "several"))]
+    "name",
+    [
+        *("apart", "heads"),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("sac", "one", "several", "impala-heads")),
+    ],
 )
 def test_1_and_2_replicas_give_equal_results(name, tmp_path):
     algorithm, kind, flags = RUNS[name]
@@ -136,6 +155,11 @@ def test_1_and_2_replicas_give_equal_results(name, tmp_path):
         (with_dropout, "drop has state besides its trained weights, like batch normalization or dropout"),
         (of_no_rank, "it must return features [B, F], a Keras tensor, but returns [None, 2, 2]"),
         (failing, "it raised RuntimeError: no such layer"),
+        (
+            one_output,
+            "it must return the policy's parameters [B, 2] and the value [B, 1], two Keras tensors, but "
+            "returns [None, 2]",
+        ),
     ],
 )
 def test_a_network_that_cannot_serve_is_refused_with_one_sentence(tmp_path, function, sentence):
@@ -178,3 +202,65 @@ def test_the_critics_torso_is_as_wide_as_asked_for(tmp_path):
     shapes = {arrays[f"{torso}/stage1_conv/kernel"].shape for torso in ("actor_torso", "critic_torso")}
     assert shapes == {(3, 3, 3, 32)}
     parse("ppo", tmp_path, *flags[:4], "--critic-torso", "nature", "--torso-width", "2")
+
+
+def test_own_heads_are_the_policy_and_the_value(tmp_path):
+    config = parse("ppo", tmp_path, *PPO, "--torso", named(heads), "--no-normalize-observations")
+    network = config.make_network("float32")
+    names = {name for name in learners.initial_arrays(network)}
+    assert names == {f"torso/dense{n}/{w}" for n in ("", "_1", "_2") for w in ("kernel", "bias")}
+    assert network.learned == ("torso",)
+    rng = np.random.default_rng(0)
+    arrays = {
+        n: rng.normal(size=a.shape).astype(np.float32) for n, a in learners.initial_arrays(network).items()
+    }
+    weights = {name: tf.constant(vector) for name, vector in network.join(arrays).items()}
+    observations = rng.normal(size=(5, 4)).astype(np.float32)
+    parameters, values = network.outputs(weights, tf.constant(observations))
+    one, two, three = (
+        {w: arrays[f"torso/dense{n}/{w}"] for w in ("kernel", "bias")} for n in ("", "_1", "_2")
+    )
+    x = np.tanh(observations @ one["kernel"] + one["bias"])
+    logits = x @ two["kernel"] + two["bias"]
+    np.testing.assert_allclose(parameters, logits, rtol=1e-4, atol=1e-5)
+    both = np.concatenate([x, logits], axis=1)
+    np.testing.assert_allclose(values, (both @ three["kernel"] + three["bias"])[:, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_with_own_heads_acts_learns_and_exports(tmp_path):
+    settings_ = {"total_steps": 256, "num_envs": 8, "num_steps": 16, "num_minibatches": 2, "epochs": 1}
+    run = tfrl.train(
+        *("ppo",),
+        env="Pendulum-v1",
+        network=heads,
+        eval_episodes=2,
+        logdir=str(tmp_path),
+        run_name="heads",
+        **settings_,
+    )
+    assert run.progress["train/first_ratio_error"].max() < 1e-5
+    observation = np.array([1, 0, 0], np.float32)
+    loaded = tf.saved_model.load(str(run.folder / "export" / "policy"))
+    saved = loaded.policy(observation[None])
+    assert saved["parameters"].shape == (1, 2) and saved["value"].shape == (1,)
+    np.testing.assert_allclose(tfrl.load(run.folder)(observation), saved["action"][0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "flags", "sentence"),
+    [
+        (
+            "sac",
+            ["--env", "Pendulum-v1"],
+            "which is not for sac: let it take one argument and return features",
+        ),
+        ("ppg", ["--env", "CartPole-v1"], "which is not for ppg"),
+        ("ppo", [*PPO, "--memory", "lstm"], "leave --memory lstm out"),
+        ("ppo", [*PPO, "--critic-torso", "mlp"], "leave --critic-torso mlp out"),
+        ("ppo", [*PPO, "--dropout", "0.1"], "leave --dropout 0.1 out"),
+    ],
+)
+def test_what_own_heads_exclude_is_refused(tmp_path, algorithm, flags, sentence):
+    with pytest.raises(UserError) as error:
+        parse(algorithm, tmp_path, *flags, "--torso", named(heads))
+    assert sentence in str(error.value)

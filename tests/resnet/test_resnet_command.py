@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+import shutil
+import struct
 import subprocess
 import sys
 
@@ -18,6 +20,7 @@ from resnet.config import PRESETS, from_yaml, parse
 from resnet.train import main
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
+from tfrl.config import reader
 
 
 def test_the_settings_survive_their_file(tmp_path):
@@ -134,9 +137,73 @@ def test_the_published_recipe_trains(tmp_path):
 
 
 def test_the_layers_of_a_network_are_a_table(capsys):
-    assert zoo.main(["resnet14", "--layers"]) == 0
-    said = capsys.readouterr().out
-    assert "Trainable params" in said and "features" in said
+    for words in (["resnet14", "--layers"], ["resnet14"]):
+        assert zoo.main(words) == 0
+        said = capsys.readouterr().out
+        assert "Trainable params" in said and "features" in said
     for words in (["resnet15", "--layers"], ["--layers"]):
         with pytest.raises(UserError):
             zoo.main(words)
+
+
+RUNS = {
+    "ppo": (["--env", "CartPole-v1", "--no-share-torso", "--hidden", "8"], ["actor", "critic"]),
+    "ppo-lstm": (
+        ["--env", "CartPole-v1", "--memory", "lstm", "--memory-size", "16", "--memory-inputs"],
+        ["core (Core)", "core_inputs", "actor (Actor)", "critic (Head)"],
+    ),
+    "ppo-scaled": (["--env", "catch", "--torso", "linear"], ["actor_and_critic", "critic (Head)"]),
+    "ppo-normalized": (
+        ["--env", "Pendulum-v1", "--normalize-observations", "--torso", "mlp"],
+        ["observations", "actor (Actor)"],
+    ),
+    "sac": (["--env", "Pendulum-v1", "--hidden", "8"], ["actor", "critic1", "critic2"]),
+    "dqn": (["--env", "CartPole-v1", "--dueling"], ["dueling (Dueling)"]),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_networks_of_a_run_are_tables(name, tmp_path, capsys):
+    """Of a run that has only its settings yet."""
+    flags, shown = RUNS[name]
+    config = reader(name.partition("-")[0]).parse(flags)
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert zoo.main([str(tmp_path)]) == 0
+    said = " ".join(capsys.readouterr().out.replace("\u2502", " ").split())
+    for words in shown:
+        assert words in said, words
+
+
+def test_the_network_of_a_supervised_run_is_a_table(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text(to_yaml(parse(["--model", "cookbook", "--dataset", "cifar10"])))
+    assert zoo.main([str(tmp_path), "--layers"]) == 0
+    said = capsys.readouterr().out
+    assert "(None, 32, 32, 3)" in said and "probabilities" in said and "(None, 10)" in said
+
+
+def size_of(path):
+    """Width and height of a PNG file, in pixels."""
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    return struct.unpack(">II", data[16:24])
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
+def test_networks_are_drawn(tmp_path, capsys):
+    assert zoo.main(["resnet-mini", "--draw", str(tmp_path / "zoo.png")]) == 0
+    assert str(tmp_path / "zoo.png") in capsys.readouterr().out
+    width, height = size_of(tmp_path / "zoo.png")
+    assert height > width > 200  # a chain of some forty boxes
+    (tmp_path / "config.yaml").write_text(to_yaml(reader("ppo").parse(RUNS["ppo"][0])))
+    assert zoo.main([str(tmp_path), "--draw", str(tmp_path / "run.svg")]) == 0
+    drawn = (tmp_path / "run.svg").read_text()
+    for shown in ("actor", "critic", "dense1", "(None, 4)", "(None, 1)"):
+        assert f">{shown}<" in drawn, shown
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused(tmp_path, monkeypatch):
+    assert "--draw must be a file that ends in .png" in refusal(zoo.main, ["mlp", "--draw", "x.txt"])
+    assert "there is no folder" in refusal(zoo.main, ["mlp", "--draw", str(tmp_path / "none" / "x.png")])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "apt-get install graphviz" in refusal(zoo.main, ["mlp", "--draw", str(tmp_path / "x.png")])
+    assert not list(tmp_path.iterdir())

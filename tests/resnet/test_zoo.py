@@ -340,3 +340,19 @@ def test_names_are_known_without_tensorflow():
         "assert not {'tensorflow', 'keras'} & set(sys.modules)\n"
     )
     run_python(code, ROOT)
+
+
+def test_kerass_image_data_format_changes_no_network():
+    """In a process of its own, because the format is Keras's, as ~/.keras/keras.json may set it."""
+    code = (
+        "import numpy, keras, resnet\n"
+        "x = numpy.random.RandomState(0).randint(0, 256, (2, 40, 36, 3), dtype=numpy.uint8)\n"
+        "for name in ('impala', 'nature', 'resnet-mini'):\n"
+        "    found = []\n"
+        "    for order in ('channels_last', 'channels_first'):\n"
+        "        keras.config.set_image_data_format(order)\n"
+        "        found.append(resnet.classifier(name, x.shape[1:], 4, seed=1)(x).numpy())\n"
+        "        assert keras.config.image_data_format() == order\n"
+        "    assert numpy.array_equal(*found), name\n"
+    )
+    run_python(code, ROOT)

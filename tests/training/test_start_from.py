@@ -16,7 +16,7 @@ from refusals import refusal
 
 from tfrl import config as settings
 from tfrl.cli.errors import UserError
-from tfrl.networks.weights import check_start, read_start
+from tfrl.networks.weights import check_start, find_policy, read_start
 from tfrl.run import loop
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.console import Console
@@ -155,6 +155,35 @@ def test_an_export_alone_gives_weights_target_networks_and_normalisation(runs, t
         assert state["observations/count"] == 256
         np.testing.assert_allclose(state["observations/variance"], there["observations/variance"], rtol=1e-5)
         assert not state["agent/actor/step"]
+
+
+def test_a_run_starts_from_a_chosen_checkpoint_of_another(tmp_path):
+    first = config_of("ppo", tmp_path, "first", "--checkpoint-every", 1, "--eval-every", 1)
+    train(first)
+    run = first.run_dir
+    earlier = CheckpointStore(run / "checkpoints", keep=3).load(print, 3)
+    names = {name for name in earlier.learner if name.startswith(("weights/", "agent/", "observations/"))}
+    place = run / "checkpoints" / "update-00000003"
+    for flags in (["--start-from", place], ["--start-from", run, "--checkpoint", "3"]):
+        state = begun(config_of("ppo", tmp_path, "second", *flags))
+        for name in names:
+            np.testing.assert_array_equal(state[name], earlier.learner[name], err_msg=name)
+    assert find_policy(place, "last").name == find_policy(run, "3").name == "update 3"
+    best = find_policy(run, "best").weights
+    state = begun(config_of("ppo", tmp_path, "third", "--start-from", run, "--checkpoint", "best"))
+    for name, array in best.items():
+        np.testing.assert_array_equal(state[f"weights/{name}"], array, err_msg=name)
+
+    def sentence(*flags):
+        return refusal(lambda: check_start(config_of("ppo", tmp_path, "new", *flags)))
+
+    assert "has no checkpoint 9; it has 2, 3, 4" in sentence("--start-from", run, "--checkpoint", "9")
+    assert "has no checkpoint 1" in sentence("--start-from", run / "checkpoints" / "update-00000001")
+    assert "leave --checkpoint best out" in sentence("--start-from", place, "--checkpoint", "best")
+    assert "must be last, best or the number" in sentence("--start-from", run, "--checkpoint", "first")
+    assert "--checkpoint has no effect without --start-from" in sentence("--checkpoint", "best")
+    (run / "checkpoints" / "best.npz").unlink()
+    assert "has no best checkpoint yet" in sentence("--start-from", run, "--checkpoint", "best")
 
 
 def test_workers_begin_with_the_same_export_or_not_at_all(runs, tmp_path):

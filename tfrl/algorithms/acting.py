@@ -144,8 +144,8 @@ class ActingNetwork:
 
     def draw(self, number: int, indices: Sequence[int]) -> np.ndarray:
         """The random numbers of rollout `number` for envs with these global indices, float32 [T, B, K]."""
-        config = self._config
-        return rng.action_noise(config.seed, number, indices, config.steps_per_env, self.network.draw_noise)
+        config, draw = self._config, self.network.draw_training_noise
+        return rng.action_noise(config.seed, number, indices, config.steps_per_env, draw)
 
 
 class ActingActorCritic(ActingNetwork):
@@ -181,7 +181,8 @@ class ActingActorCritic(ActingNetwork):
     def _act_with_extras(
         self, observations: tf.Tensor, noise: tf.Tensor, *memory: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        return self.actions_and_extras(self.outputs(observations, *memory), noise)
+        noise, factors = self.network.split_noise(noise)
+        return self.actions_and_extras(self.outputs(observations, *memory, *factors), noise)
 
     def actions_and_extras(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Actions [B, *shape] drawn from outputs, and the arrays that `EXTRAS` names; some networks have only

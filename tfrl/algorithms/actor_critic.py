@@ -202,7 +202,8 @@ class ActorCriticAgent(Agent):
     def _act_on_replica(
         self, observations: tf.Tensor, noise: tf.Tensor, *memory: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        outputs = self._forward(self._acting_weights(), observations, *memory)
+        noise, factors = self.network.split_noise(noise)
+        outputs = self._forward(self._acting_weights(), observations, *memory, *factors)
         return self.acting.actions_and_extras(outputs, noise)
 
     def values(

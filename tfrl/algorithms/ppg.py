@@ -106,6 +106,12 @@ class Config(PPG, ppo.Config):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
     preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Discrete,)
+    takes_own_heads: ClassVar[bool] = False  # the auxiliary head needs features
+
+    @property
+    def ineffective(self) -> dict[str, str]:
+        """Settings without an effect by name, each with the reason."""
+        return super().ineffective | {"dropout": "in the auxiliary phase"}
 
     @property
     def auxiliary_sequence(self) -> int:

@@ -124,7 +124,7 @@ _SUMMARIES: Mapping[str, str] = {
     "openai-hard": "train-procgen's settings for hard levels, with the envs of its four workers",
     "cookbook": "the rollout, learning rate, clip ratio and discount of the TensorFlow 2 cookbook's procgen "
     "recipe, for a comparison. The recipe itself has one env, Nadam, the rewards (r + 8) / 8 and a network "
-    "with dropout",
+    "with dropout (--dropout)",
     "gymnasium": "for Gymnasium envs; envs with vectors use it by default",
     "pendulum": "for Pendulum-v1, which uses it by default",
     "torchrl": "the run of TorchRL's PPO tutorial",
@@ -166,6 +166,9 @@ class PPO(Rollouts):
     """Normalise advantages by the mean and deviation of each minibatch, or of the whole rollout (batch)."""
     renew_advantages: bool = False
     """Compute values and advantages again before every epoch, with the current weights."""
+    dropout: Annotated[float, Range(0, 0.99)] = 0.0
+    """Share of the torso's features that are dropped in training, before the heads of policy and value. An
+    env step drops the same features when it is acted and when it is learned from. Evaluations drop none."""
     value_coef: Annotated[float, NOT_NEGATIVE] = 0.5
     """Weight of the value loss, which is half the squared error (see --clip-value and --value-loss)."""
     target_kl: Annotated[float | None, POSITIVE] = None
@@ -298,6 +301,8 @@ class Config(PPO, LevelReplay, RolloutSettings):
             )
         if self.level_replay:
             self._check_levels()
+        if self.dropout and self.memory != "none":
+            raise UserError(f"--dropout {self.dropout} is not for --memory {self.memory}; leave one out.")
         if self.memory != "none" and self.minibatch_size:
             raise UserError(
                 f"--minibatch-size cannot be used with --memory {self.memory}, whose minibatches are whole "
@@ -362,7 +367,8 @@ class Samples(NamedTuple):
       advantages: float32, GAE.
       targets: float32, of the values: values + advantages before these are normalised.
       extra: of `PPOAgent._extra_inputs`.
-      memory: `Sequences` of a recurrent network, or None; for a rollout, `started_memory` and `keeps`, or ().
+      memory: `Sequences` of a recurrent network, the factors of dropout, or None; for a rollout,
+        `started_memory` and `keeps`, the kept features, or ().
     """
 
     observations: tf.Tensor
@@ -537,6 +543,8 @@ class PPOAgent(ActorCriticAgent):
         if rollout.memory is not None:
             memory = rollout.started_memory[:, :-1], rollout.keeps[:, :-1]
             samples = samples._replace(memory=tuple(map(per_replica, memory)))
+        if self.network.dropped_size:
+            samples = samples._replace(memory=(per_replica(self._kept_features(rollout, number)),))
         return samples
 
     def _take(
@@ -571,6 +579,11 @@ class PPOAgent(ActorCriticAgent):
     def _extra_inputs(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
         """Further inputs of the losses for each sample, [R, T, B, ...] each."""
         return ()
+
+    def _kept_features(self, rollout: Rollout, number: int) -> np.ndarray:
+        """True for the features that dropout kept when the rollout was collected, bool [R, T, B, D]."""
+        envs = self._runtime.local_envs(self._config.num_envs)
+        return rollout.by_replica(self.network.kept(self.acting.draw(number, envs)))
 
     def _steps_a_call(self) -> int:
         """The number of gradient steps of one compiled call.
@@ -727,6 +740,8 @@ class PPOAgent(ActorCriticAgent):
         if self.network.state_size:
             remembered, keep = samples.memory
             memory = self.network.sequences(remembered, keep, starts.shape[0])
+        elif self.network.dropped_size:
+            memory = self.network.factors(samples.memory[0])
         return samples._replace(advantages=advantages, memory=memory)
 
     def _losses(

@@ -22,7 +22,7 @@ ALGORITHMS = (
     *("ppo", "drac", "daac", "ppg", "impala", "dqn", "ddpg", "td3", "sac", "reinforce"),
     *("bc", "iql", "td3_bc", "cql"),  # from recorded data
 )
-"""The names of `python -m tfrl.NAME`, beside ppo_procgen."""
+"""The names of `python -m tfrl.NAME`, beside ppo_procgen and resnet, the supervised trainer."""
 
 
 def reader(algorithm: str) -> Reader:
@@ -35,7 +35,7 @@ def reader(algorithm: str) -> Reader:
             return reader_of(callables.find(algorithm))
         except ValueError as error:
             raise UserError(f"{error}.") from None
-    known = ("ppo_procgen", *ALGORITHMS)
+    known = ("ppo_procgen", *ALGORITHMS, "resnet")
     if algorithm not in known:
         hint = nearest(algorithm, known, 0.7)  # a2c is not like sac
         raise UserError(f"there is no algorithm {algorithm!r}{hint}; known: {', '.join(known)}.")

@@ -53,7 +53,8 @@ class Torso:
 
     torso: str = "impala"
     """The network from observation to features; `python -m resnet` lists the names. auto: impala for images,
-    mlp for vectors. my_package.my_module:FUNCTION is your own function from Keras inputs to features."""
+    mlp for vectors. my_package.my_module:FUNCTION is your own function from Keras inputs to features. If it
+    takes a second argument, the number of the policy's parameters, it returns these and the value itself."""
     critic_torso: str | None = None
     """The critics' torso, a name or FUNCTION. It implies --no-share-torso. None: the same as --torso."""
     torso_width: Annotated[int, WIDTH] = 1
@@ -100,6 +101,16 @@ class Torso:
         return {"hidden": self.hidden_units, "activation": self.activations}
 
     @property
+    def has_own_heads(self) -> bool:
+        """True if --torso is a function that returns the policy's parameters and the value itself."""
+        if not callables.is_name(self.torso):
+            return False
+        try:
+            return callables.required_arguments(callables.find(self.torso)) == 2
+        except ValueError:  # `check` reports it
+            return False
+
+    @property
     def torso_options(self) -> dict[str, Any]:
         """The options that the zoo builds the torso with, if they differ from its defaults."""
         if self.torso == "mlp":
@@ -111,7 +122,13 @@ class Torso:
 
 @dataclass(frozen=True)
 class Network(Torso, EnvSettings):
-    """The network."""
+    """The network.
+
+    Attributes:
+      takes_own_heads: True if a network may return the policy's parameters and the value itself.
+    """
+
+    takes_own_heads: ClassVar[bool] = True
 
     share_torso: bool = True
     """Policy and value share one torso. With --no-share-torso each has its own torso."""
@@ -223,7 +240,10 @@ class Task(EnvSettings):
     --normalize-rewards."""
     start_from: str | None = None
     """The folder of another run. This run begins with the weights, optimizer and running statistics of its
-    newest checkpoint, or of its export. The networks must be the same; other settings may differ."""
+    newest checkpoint, or of its export. A folder RUN/checkpoints/update-N is that checkpoint. The networks
+    must be the same; other settings may differ."""
+    checkpoint: str = "last"
+    """Checkpoint of --start-from: last, best (only weights), or the number of an update."""
     seed: Annotated[int, NATURAL] = 1
     """Seed of everything random."""
 
@@ -413,10 +433,14 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         """Settings without an effect by name, each with the reason."""
         has_mlp = self.torso == "mlp" or registry.specs(self)[0].is_joined
         found = {} if has_mlp else dict.fromkeys(DECIDE_MLP, f"with --torso {self.torso}")
+        if self.start_from is None:
+            found["checkpoint"] = "without --start-from"
         if callables.is_name(self.torso):
             found["torso_width"] = "with a torso of your own"
         if hasattr(self, "free_deviation") and not isinstance(registry.specs(self)[1], Box):
             found["free_deviation"] = "where actions are discrete"
+        elif self.has_own_heads:
+            found["free_deviation"] = "with a network that returns the policy's parameters itself"
         if getattr(self, "memory", None) == "none":
             found |= dict.fromkeys(DECIDE_MEMORY, "without --memory")
         if self.optimizer != "rmsprop":
@@ -473,6 +497,8 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         }
         if isinstance(config, Network) and config.critic_torso is not None:
             changes["share_torso"] = False
+        elif isinstance(config, Network) and config.has_own_heads:
+            changes["share_torso"] = True
         if config.max_episodes == -1:
             changes["max_episodes"] = None
         if config.total_frames is not None:
@@ -551,10 +577,31 @@ def _check_network(config: RLSettings) -> None:
             "leave --torso-width out."
         )
     config.activations  # noqa: B018 - raises UserError for a wrong list
+    if config.has_own_heads:
+        _check_own_heads(config)
     if isinstance(config, Network) and config.freeze_torso and config.torso_weights is None:
         raise UserError("--freeze-torso needs --torso-weights: random weights would stay random.")
     if isinstance(config, Network) and config.memory_size % 16:
         raise UserError(f"--memory-size must be a multiple of 16; got {config.memory_size}.")
+
+
+def _check_own_heads(config: RLSettings) -> None:
+    """Raise UserError if the algorithm or another setting needs features of the user's network."""
+    name = f"--torso {config.torso} returns the policy's parameters and the value itself"
+    if not (isinstance(config, Network) and config.takes_own_heads):
+        raise UserError(
+            f"{name}, which is not for {config.algorithm}: let it take one argument and return features."
+        )
+    wrong = {
+        "critic_torso": config.critic_torso,
+        "torso_weights": config.torso_weights,
+        "memory": config.memory if config.memory != "none" else None,
+        "dropout": getattr(config, "dropout", None),
+        "critic_lr": getattr(config, "critic_lr", None),
+    }
+    for setting, value in wrong.items():
+        if value:
+            raise UserError(f"{name}: leave {flag(setting)} {value} out.")
 
 
 def _check_torso(config: RLSettings, spelled: str, torso: str) -> bool:

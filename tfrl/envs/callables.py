@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import itertools
 import os
 import re
@@ -109,6 +110,16 @@ def find(name: str) -> Callable[..., Any]:
     if not callable(found):
         raise ValueError(f"{name} has the type {type(found).__name__} and is not a function")
     return found
+
+
+def required_arguments(function: Callable[..., Any]) -> int:
+    """The number of positional arguments that a call must give; 1 for a callable without a signature."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 1
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in positional and p.default is p.empty for p in parameters)
 
 
 def search_path() -> str:

@@ -14,7 +14,7 @@ from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec
 from tfrl.networks import entrance
 from tfrl.networks.distributions import distribution_for
-from tfrl.networks.network import ACTIVATIONS, Head, Network, dense_outputs, seeds_of
+from tfrl.networks.network import ACTIVATIONS, Head, Network, dense_outputs, renamed, seeds_of
 from tfrl.networks.recurrent import Core, Sequences
 from tfrl.workers.data_parallel import Weights
 
@@ -72,6 +72,23 @@ class Actor(keras.layers.Layer):
         return tf.concat([outputs, tf.broadcast_to(free, (tf.shape(outputs)[0], *free.shape))], axis=-1)
 
 
+class Columns(keras.layers.Layer):
+    """The head of a network whose features are the policy's parameters and the value: some of their columns.
+
+    Args:
+      begin, end: of the columns.
+    """
+
+    def __init__(self, begin: int, end: int) -> None:
+        super().__init__(name="columns", dtype="float32")
+        self._columns = slice(begin, end)
+        self.built = True
+
+    def call(self, features: tf.Tensor) -> tf.Tensor:
+        """The columns float32 [B, N] of features float32 [B, D]."""
+        return features[:, self._columns]
+
+
 class ActorCriticSettings(NetworkSettings, RLSettings):
     """The settings of the networks of PPO, PPG and IMPALA."""
 
@@ -84,7 +101,8 @@ class ActorCritic(Network):
 
     A recurrent network has a core behind each torso. Its methods then also take the memory of B envs, float32
     [B, M]: their states and, with --memory-inputs, encoded actions and rewards. For sequences, it is a
-    `Sequences`.
+    `Sequences`. A network with dropout takes, in place of the memory, the factors of `dropout`; without them
+    it drops nothing.
 
     Args:
       config: the run's settings.
@@ -93,6 +111,7 @@ class ActorCritic(Network):
 
     Attributes:
       shared: True if actor and critic share their torso.
+      dropped_size: the number of features that dropout may drop; 0 without dropout.
 
     Raises:
       ValueError: the zoo cannot build that torso, or it has state besides its trained weights.
@@ -107,7 +126,9 @@ class ActorCritic(Network):
     ) -> None:
         seeds = seeds_of(config.seed, 7)
         self.shared = config.share_torso
-        torso = entrance.torso(config, observation_spec, precision, seeds[0])
+        distribution = distribution_for(action_spec)
+        size = distribution.parameters_size
+        torso = entrance.torso(config, observation_spec, precision, seeds[0], own_parameters=size)
         torsos = {"torso" if self.shared else "actor_torso": torso}
         if not self.shared:
             torsos["critic_torso"] = entrance.torso(
@@ -130,12 +151,16 @@ class ActorCritic(Network):
             features = [config.memory_size]
             self.state_size = sum(core.state_size for core in self._cores.values())
             self.memory_size = self.state_size + inputs
-        distribution = distribution_for(action_spec)
-        size, free = distribution.parameters_size, distribution.deviation_size if config.free_deviation else 0
-        heads = {
+        self._dropout = np.float32(getattr(config, "dropout", 0.0))  # IMPALA has no dropout
+        self._feature_sizes = features
+        self.dropped_size = sum(features) if self._dropout else 0
+        free = distribution.deviation_size if config.free_deviation else 0
+        heads: dict[str, keras.layers.Layer] = {
             "actor": Actor(size, features=features[0], seed=seeds[2], free_parameters=free),
             "critic": Head(1, features=features[-1], gain=1.0, seed=seeds[3]),
         }
+        if getattr(config, "has_own_heads", False):
+            heads = {"actor": Columns(0, size), "critic": Columns(size, size + 1)}
         numbers = observation_spec.num_numbers
         scaled = config.normalize_observations and numbers
         constants = {"observations": ObservationScaling(numbers)} if scaled else {}
@@ -158,12 +183,70 @@ class ActorCritic(Network):
         return {}
 
     @property
+    def models(self) -> dict[str, keras.Model]:
+        """Actor and critic from the inputs of their torsos to their outputs, for tables and pictures.
+
+        With a shared torso they are one model.
+        """
+        heads = [n for n in self.functions if n not in (*self.torsos, *self._cores, *self.constants)]
+        found = {}
+        for torso in self.torsos:
+            mine = [n for n in heads if self.shared or (n == "critic") == (torso == "critic_torso")]
+            inputs, features = self._symbolic_features(torso)
+            outputs = [renamed(self.functions[n].layer, n)(features) for n in mine]
+            name = "actor_and_critic" if self.shared else torso.removesuffix("_torso")
+            found[name] = keras.Model(inputs, outputs, name=name)
+        return found
+
+    def _symbolic_features(self, torso: str) -> tuple[list[keras.KerasTensor], keras.KerasTensor]:
+        """The inputs of a torso and what its heads take, for `models`."""
+        model = self.functions[torso].layer
+        inputs, features = list(model.inputs), model.output
+        if self.constants:
+            inputs = [keras.Input(x.shape[1:], dtype=x.dtype, name=x.name) for x in inputs]
+            scaled = [*inputs[:-1], self.functions["observations"].layer(inputs[-1])]
+            features = model(scaled if len(scaled) > 1 else scaled[0])
+        core = self._cores.get(torso.replace("torso", "core"))
+        if core is not None:
+            further = [keras.Input((core.state_size,), name="state"), keras.Input((), name="keep")]
+            if size := self.memory_size - self.state_size:
+                inputs.append(keras.Input((size,), name="last_action_and_reward"))
+                features = keras.layers.Concatenate(name="core_inputs")([features, inputs[-1]])
+            inputs += further
+            features = core([features, *further])[0]
+        return inputs, features
+
+    @property
     def learned(self) -> tuple[str, ...]:
         """The names of the networks that PPO and IMPALA learn."""
         fixed = self.constants + (self.torsos if self._frozen else ())
         return tuple(
             name for name in self.acting if name not in fixed and self.functions[name].num_parameters
         )
+
+    # Dropout (Srivastava et al. 2014), inverted: kept features are divided by their share. The random numbers
+    # are part of the noise of an action, so acting and learning drop the same features on any topology.
+
+    def draw_training_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """The numbers of `draw_noise` and, with dropout, of each feature in [0, 1), float32 [steps, K]."""
+        noise = self.draw_noise(generator, steps)
+        if not self.dropped_size:
+            return noise
+        return np.concatenate([noise, generator.random((steps, self.dropped_size), np.float32)], axis=1)
+
+    def split_noise(self, noise: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
+        """The noise of the actions, and what `outputs` takes in place of a memory: the factors of dropout."""
+        if not self.dropped_size:
+            return noise, ()
+        return noise[:, : self.noise_size], (self.factors(noise[:, self.noise_size :] >= self._dropout),)
+
+    def kept(self, noise: np.ndarray) -> np.ndarray:
+        """True for the features that stay, bool [..., D], from noise of `draw_training_noise`, [..., K]."""
+        return noise[..., self.noise_size :] >= self._dropout
+
+    def factors(self, kept: tf.Tensor) -> tf.Tensor:
+        """The factors of the features, float32 [B, D], from bool [B, D]: 0 for those that are dropped."""
+        return tf.cast(kept, tf.float32) * (1.0 / (1.0 - self._dropout))
 
     def outputs(
         self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | Sequences | None = None
@@ -207,6 +290,9 @@ class ActorCritic(Network):
         """Features [B, D] of `inputs` for `actor` or `critic`, and the last state of its core."""
         name = "torso" if self.shared else f"{of}_torso"
         features = self.functions[name](weights[name], *inputs)
+        if self.dropped_size and memory is not None:
+            part = tf.split(memory, self._feature_sizes, axis=1)[self.torsos.index(name)]
+            return (features * part,)
         if not self._cores or memory is None:
             return (features,)
         core = name.replace("torso", "core")
@@ -253,7 +339,9 @@ class ActorCritic(Network):
     @property
     def fits_arrays(self) -> bool:
         """True if NumPy can compute it: one or two mlps in float32. It depends only on the settings."""
-        return not self._cores and all(self.functions[name].fits_arrays for name in self.torsos)
+        if self._cores or self.dropped_size:
+            return False
+        return all(self.functions[name].fits_arrays for name in self.torsos)
 
     def array_pass(self, vectors: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
         """Returns the distribution's parameters, float32 [B, P], of vectors float32 [B, D], in NumPy."""

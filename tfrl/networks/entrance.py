@@ -131,7 +131,13 @@ class Unpack(keras.layers.Layer):
 
 
 def torso(
-    config: RLSettings, spec: ArraySpec, precision: str, seed: int, *, critic: bool = False
+    config: RLSettings,
+    spec: ArraySpec,
+    precision: str,
+    seed: int,
+    *,
+    critic: bool = False,
+    own_parameters: int | None = None,
 ) -> keras.Model:
     """Makes a torso: features float32 [B, F] from the tensors of `Entrance.inputs`.
 
@@ -144,6 +150,7 @@ def torso(
       precision: "float32" or "bfloat16".
       seed: decides the initial weights.
       critic: the torso is for a critic, which may have another one than the actor.
+      own_parameters: the number of the policy's parameters, for a network that returns them itself.
 
     Raises:
       ValueError: it cannot be built.
@@ -153,7 +160,8 @@ def torso(
         name = config.critic_torso
         options = dataclasses.replace(config, torso=name).torso_options
     if callables.is_name(name):
-        return own_torso(name, spec, precision=precision, seed=seed)
+        parameters = own_parameters if config.has_own_heads else None
+        return own_torso(name, spec, precision=precision, seed=seed, parameters=parameters)
     dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
     if resnet.entry(name).normalization:  # batch normalization would mix the rows of a batch
         options = {"normalization": "group", **options}
@@ -215,7 +223,9 @@ def layers_of(layer: keras.layers.Layer) -> list[Any]:
 # Torsos of the user
 
 
-def own_torso(name: str, spec: ArraySpec, *, precision: str, seed: int) -> keras.Model:
+def own_torso(
+    name: str, spec: ArraySpec, *, precision: str, seed: int, parameters: int | None = None
+) -> keras.Model:
     """Makes the torso that a function describes: features float32 [B, F] of `Entrance.inputs`.
 
     The function is called with one Keras tensor, or with a dict of them by name where the env shows several
@@ -227,6 +237,8 @@ def own_torso(name: str, spec: ArraySpec, *, precision: str, seed: int) -> keras
       spec: of the observations.
       precision: "float32", or "bfloat16" for layers that compute in bfloat16.
       seed: decides the initial weights of layers whose initializers have no seed.
+      parameters: P, if the function returns the policy's parameters [B, P] and the value [B, 1] instead of
+        features, and takes P as a second argument. The features are then both, side by side.
 
     Raises:
       ValueError: the function fails, or does not return features [B, F].
@@ -237,18 +249,34 @@ def own_torso(name: str, spec: ArraySpec, *, precision: str, seed: int) -> keras
     random.seed(seed)  # Keras draws the seeds of initializers from it
     try:
         with dtype_policy("mixed_bfloat16" if precision == "bfloat16" else "float32"):
-            features = function(shown)
+            features = function(shown) if parameters is None else function(shown, parameters)
     except Exception as error:  # a user's function may raise anything
         lines = str(error).strip().splitlines() or ["no message"]
         raise ValueError(f"it raised {type(error).__name__}: {lines[0].rstrip('.')}") from error
     finally:
         random.setstate(state)
+    if parameters is not None:
+        features = _joined_heads(features, parameters)
     if not keras.backend.is_keras_tensor(features) or len(features.shape) != 2 or features.shape[1] is None:
         raise ValueError(f"it must return features [B, F], a Keras tensor, but returns {_in_words(features)}")
     features = keras.layers.Activation("linear", dtype="float32", name=OWN_FEATURES)(features)
     model = keras.Model(inputs, features, name="own_torso")
     _name_weights(layers_of(model))
     return model
+
+
+def _joined_heads(returned: Any, parameters: int) -> Any:
+    """The policy's parameters and the value of a user's network, float32 [B, P + 1]. Raises ValueError."""
+    found = list(returned) if isinstance(returned, list | tuple) else [returned]
+    shapes = [tuple(x.shape) if keras.backend.is_keras_tensor(x) else None for x in found]
+    if shapes not in ([(None, parameters), (None, 1)], [(None, parameters), (None,)]):
+        raise ValueError(
+            f"it must return the policy's parameters [B, {parameters}] and the value [B, 1], two Keras "
+            f"tensors, but returns {' and '.join(map(_in_words, found))}"
+        )
+    logits, value = found
+    value = keras.layers.Reshape((1,), dtype="float32", name="own_value")(value)
+    return keras.layers.Concatenate(dtype="float32", name="own_heads")([logits, value])
 
 
 def _own_inputs(spec: ArraySpec) -> tuple[Any, Any]:

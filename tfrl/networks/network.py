@@ -170,7 +170,7 @@ class Functional(Packing):
             if getattr(one, "non_trainable_variables", ()):
                 raise ValueError(
                     f"{one.name} has state besides its trained weights, like batch normalization or dropout, "
-                    "so its results for an observation would change; remove this layer"
+                    "so its results for an observation would change; remove this layer (ppo has --dropout)"
                 )
         super().__init__(layer.trainable_variables)
         self.layer = layer
@@ -331,6 +331,10 @@ class Network:
         """The random numbers of one env's actions, float32 [steps, K]."""
         return self.distribution.draw_noise(generator, steps)
 
+    def draw_training_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """The random numbers of one training env, float32 [steps, K]: by default those of `draw_noise`."""
+        return self.draw_noise(generator, steps)
+
     def sample(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tf.Tensor:
         """Actions [B, *shape] drawn with noise float32 [B, K]."""
         return self.distribution(outputs[0]).sample(noise)
@@ -397,6 +401,14 @@ class Network:
         """The actions of `greedy` in NumPy, from outputs float32 [B, P]."""
         return self.distribution.act_greedily(outputs)
 
+    # Tables and pictures
+
+    @property
+    def models(self) -> dict[str, keras.Model]:
+        """The networks as Keras models by name, for tables and pictures of their layers."""
+        found = {name: function.layer for name, function in self.functions.items()}
+        return {name: renamed(layer, name) for name, layer in found.items() if isinstance(layer, keras.Model)}
+
     # Weights
 
     def initial(self) -> dict[str, np.ndarray]:
@@ -426,6 +438,12 @@ class Network:
             for network, function in self.functions.items()
             for name, array in function.split(np.asarray(vectors[network])).items()
         }
+
+
+def renamed(layer: Any, name: str) -> Any:
+    """The same layer under another name, which its weights do not get."""
+    layer.name = name
+    return layer
 
 
 def seeds_of(seed: int, count: int) -> list[int]:

@@ -109,6 +109,13 @@ class Core(keras.layers.Layer):
         self.bias = keras.Variable(bias, name="bias")
         self.built = True
 
+    def compute_output_spec(
+        self, arguments: list[keras.KerasTensor]
+    ) -> tuple[keras.KerasTensor, keras.KerasTensor]:
+        """The shapes of the outputs, for Keras models of it, whose number of steps is not known."""
+        features, state, _ = arguments
+        return keras.KerasTensor((features.shape[0], self.units)), keras.KerasTensor(state.shape)
+
     def call(self, arguments: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         """The hidden states of all steps, float32 [U * n, H], and the last states, float32 [n, S].
 

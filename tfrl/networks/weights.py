@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import yaml
@@ -33,6 +33,7 @@ from tfrl.ops.graph import graph, tf
 from tfrl.run import files
 from tfrl.run.checkpoint import CheckpointStore, decode, encode, pack_json, under, unpack_json, with_prefix
 from tfrl.run.folder import BEST_FILE, read_json
+from tfrl.run.metrics import PROGRESS_FILE, logged_steps
 
 if TYPE_CHECKING:
     from tfrl.networks.actor_critic import ActorCritic
@@ -148,46 +149,94 @@ def _warn(sentence: str) -> None:
     tell(f"warning: {sentence}")
 
 
+def split_checkpoint(folder: str | Path, checkpoint: str = "last") -> tuple[Path, str]:
+    """The folder of a run, and the name of a checkpoint: "last", "best" or the number of an update.
+
+    Args:
+      folder: the folder of a run or an export, or RUN/checkpoints/update-N, which names the checkpoint, too.
+      checkpoint: the checkpoint, if the folder names none.
+
+    Raises UserError if there is no such name, or if both name one.
+    """
+    path, number = Path(folder), re.fullmatch(r"0*([0-9]{1,15})", checkpoint)
+    if checkpoint not in ("last", "best") and not number:
+        given = shown(checkpoint)
+        raise UserError(f"--checkpoint must be last, best or the number of an update; got {given}.")
+    found = re.fullmatch(r"update-0*([0-9]{1,15})", path.name)
+    if found is None or path.parent.name != "checkpoints":
+        return path, number[1] if number else checkpoint
+    if checkpoint != "last":
+        raise UserError(f"{folder} is a checkpoint: leave --checkpoint {checkpoint} out.")
+    return path.parent.parent, found[1]
+
+
 def find_policy(path: Path, checkpoint: str, warn: Callable[[str], None] = _warn) -> PolicySource:
     """Finds a policy in the folder of a run or of an export, or in a file of `keep_evaluated`.
 
     Args:
-      path: the folder, or the file.
-      checkpoint: "last", "best" or the number of an update; an export has only "last".
+      path: the folder, as in `split_checkpoint`, or the file.
+      checkpoint: as in `split_checkpoint`; an export has only "last".
       warn: called with a sentence for each damaged checkpoint; by default it writes to stderr.
 
     Raises:
       UserError: the folder is not one of a run, or the checkpoint is missing or damaged.
     """
-    number = re.fullmatch("[0-9]{1,15}", checkpoint)
-    if checkpoint not in ("last", "best") and not number:
-        given = shown(checkpoint)
-        raise UserError(f"--checkpoint must be last, best or the number of an update; got {given}.")
-    if path.is_file():
+    path, checkpoint = split_checkpoint(path, checkpoint)
+    if path.is_file() and path.suffix == ".npz":
         return _evaluated(path, checkpoint)
     config = of_run(path)
+    found = read_state(path, checkpoint, warn)
+    steps = config.run_steps if found.env_steps is None else found.env_steps
+    return PolicySource(config, weights_of(found.arrays), found.name, steps)
+
+
+class SavedState(NamedTuple):
+    """The state of a run's agent, or only its weights, as a file of the run has it.
+
+    Attributes:
+      arrays: the arrays of a checkpoint; of an export and of the best weights only those of the weights.
+      name: the checkpoint, in words.
+      env_steps: the length of the training, in env steps or images; None if it is not known.
+      update: the number of a checkpoint, otherwise None.
+    """
+
+    arrays: dict[str, np.ndarray]
+    name: str
+    env_steps: int | None
+    update: int | None = None
+
+
+def read_state(run: Path, checkpoint: str, warn: Callable[[str], None] = _warn) -> SavedState:
+    """Reads a checkpoint of a run, its best weights, or an export, of any trainer.
+
+    Args:
+      run, checkpoint: of `split_checkpoint`. The export counts as "last" if there is no checkpoint.
+      warn: called with a sentence for each damaged checkpoint; by default it writes to stderr.
+
+    Raises UserError if it is missing or damaged.
+    """
     if checkpoint == "best":
-        return _best(path, config)
-    store = CheckpointStore(path / "checkpoints", keep=1)
-    if number:
-        found = store.load(warn, int(checkpoint))
-    elif store.updates():
-        found = store.load(warn)
+        return _best(run)
+    store = CheckpointStore(run / "checkpoints", keep=1)
+    if checkpoint == "last":
+        found = store.load(warn) if store.updates() else None
     else:
-        return _exported(path, config)
-    if found is None:
-        raise UserError(f"{path} has no checkpoint of update {checkpoint}.")
-    return PolicySource(config, weights_of(found.learner), f"update {found.update}", found.env_steps)
+        found = store.load(warn, int(checkpoint))
+    if found is not None:
+        return SavedState(found.learner, f"update {found.update}", found.env_steps, found.update)
+    if checkpoint != "last":
+        raise UserError(f"{run} has no checkpoint of update {checkpoint}.")
+    return _exported(run)
 
 
-def _best(path: Path, config: RLSettings) -> PolicySource:
-    file = path / BEST_FILE
+def _best(run: Path) -> SavedState:
+    file = run / BEST_FILE
     if not file.is_file():
-        raise UserError(f"{path} has no best checkpoint yet: an evaluation (--eval-every) makes one.")
+        raise UserError(f"{run} has no best checkpoint yet: an evaluation (--eval-every) makes one.")
     arrays = _read(file)
     if _INFO not in arrays:
         raise UserError(f"{file} is damaged; take another --checkpoint.")
-    return PolicySource(config, weights_of(arrays), "best", unpack_json(arrays[_INFO])["env_steps"])
+    return SavedState(arrays, "best", unpack_json(arrays.pop(_INFO))["env_steps"])
 
 
 def _evaluated(file: Path, checkpoint: str) -> PolicySource:
@@ -199,15 +248,15 @@ def _evaluated(file: Path, checkpoint: str) -> PolicySource:
     return PolicySource(config, weights_of(arrays), file.stem, unpack_json(arrays[_INFO])["env_steps"])
 
 
-def _exported(path: Path, config: RLSettings) -> PolicySource:
-    for file in _exports(path):
+def _exported(run: Path) -> SavedState:
+    for file in _exports(run):
         if file.is_file():
             weights = _read(file)
             if not weights:
                 raise UserError(f"{file} is damaged; export the run again.")
-            steps = (read_json(file.with_name(_ABOUT_FILE)) or {}).get("env_steps", config.run_steps)
-            return PolicySource(config, weights, "export", steps)
-    raise UserError(f"{path} has no policy: no checkpoint, and no export/{WEIGHTS_FILE}.")
+            steps = (read_json(file.with_name(_ABOUT_FILE)) or {}).get("env_steps")
+            return SavedState(with_prefix(PREFIX, weights), "export", steps)
+    raise UserError(f"{run} has no policy: no checkpoint, and no export/{WEIGHTS_FILE}.")
 
 
 def has_policy(run: Path) -> bool:
@@ -287,17 +336,56 @@ def keep_evaluated(
 # --start-from: a run that starts with the weights of another run
 
 
+class Start(Protocol):
+    """The settings of a run that may start from another run."""
+
+    @property
+    def start_from(self) -> str | None:
+        """The folder of the other run, or of a checkpoint of it."""
+
+    @property
+    def checkpoint(self) -> str:
+        """The name of the checkpoint."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder."""
+
+
 def check_start(config: RLSettings) -> None:
     """Raises UserError if a run cannot start from that of --start-from; needs no TensorFlow."""
-    run, name = Path(config.start_from or ""), f"--start-from {config.start_from}"
-    if run.exists() and run.resolve() == config.run_dir.resolve():
-        raise UserError(f"{name} is this run itself; leave it out, or give the new run another --run-name.")
+    run = start_folder(config)
+    name = f"--start-from {config.start_from}"
     if getattr(config, "torso_weights", None) is not None:
         raise UserError(f"{name} gives all weights, and --torso-weights those of the torso: leave one out.")
     there = of_run(run)
-    if not has_policy(run):
-        raise UserError(f"{name} has no checkpoint, and no export.")
+    check_has_start(config)
     _check_same_network(name, config, there)
+
+
+def start_folder(config: Start) -> Path:
+    """The folder of the run of --start-from. Raises UserError if it is this run itself."""
+    run, _ = split_checkpoint(config.start_from or "", config.checkpoint)
+    if run.exists() and run.resolve() == config.run_dir.resolve():
+        raise UserError(
+            f"--start-from {config.start_from} is this run itself; leave it out, or give the new run another "
+            "--run-name."
+        )
+    return run
+
+
+def check_has_start(config: Start) -> None:
+    """Raises UserError if the run of --start-from lacks the checkpoint; it may still be damaged."""
+    run, checkpoint = split_checkpoint(config.start_from or "", config.checkpoint)
+    name = f"--start-from {config.start_from}"
+    updates = CheckpointStore(run / "checkpoints", keep=1).updates()
+    if checkpoint == "best" and not (run / BEST_FILE).is_file():
+        raise UserError(f"{name} has no best checkpoint yet: an evaluation makes one.")
+    if checkpoint.isdecimal() and int(checkpoint) not in updates:
+        there = f"it has {', '.join(map(str, updates))}" if updates else "it has none"
+        raise UserError(f"{name} has no checkpoint {checkpoint}; {there}.")
+    if checkpoint == "last" and not has_policy(run):
+        raise UserError(f"{name} has no checkpoint, and no export.")
 
 
 def _check_same_network(name: str, config: RLSettings, there: RLSettings) -> None:
@@ -318,28 +406,25 @@ def _check_same_network(name: str, config: RLSettings, there: RLSettings) -> Non
         raise UserError(f"{name} has another network or optimizer: {'; '.join(differing)}.")
 
 
-def read_start(config: RLSettings, session: Session) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Reads the newest checkpoint of --start-from, or its export, equally on all workers. A collective.
+def read_start(config: Start, session: Session) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Reads the checkpoint of --start-from, or its export, equally on all workers. A collective.
 
-    Returns the arrays for `Agent.begin_with`, and what results.json says about their source. An export gives
-    only weights.
+    Returns the arrays for `Agent.begin_with`, and what results.json says about their source. An export and
+    the best checkpoint give only weights.
 
     Raises UserError if there are no weights, if all are damaged, or if the workers find different weights.
     """
-    run, warn = Path(config.start_from or ""), session.console.warn
-    found = CheckpointStore(run / "checkpoints", keep=1).load(warn)
-    if found is not None:
-        state, env_steps, update = found.learner, found.env_steps, found.update
-    else:
-        source = find_policy(run, "last", warn)
-        state = with_prefix(PREFIX, source.weights)
-        env_steps, update = source.env_steps, None
-    if np.ptp(session.of_workers(_checksum(state))) != 0:
+    run, checkpoint = split_checkpoint(config.start_from or "", config.checkpoint)
+    found = read_state(run, checkpoint, session.console.warn)
+    if np.ptp(session.of_workers(_checksum(found.arrays))) != 0:
         raise UserError(
             f"the workers do not see the same weights in --start-from {config.start_from}; wait for the end "
             "of that run if it trains."
         )
-    return state, {"run": config.start_from, "env_steps": env_steps, "update": update}
+    steps = found.env_steps
+    if steps is None:
+        steps = logged_steps(run / PROGRESS_FILE)
+    return found.arrays, {"run": config.start_from, "env_steps": steps, "update": found.update}
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> int:
@@ -378,6 +463,11 @@ def check_torso(config: Network) -> None:
         raise UserError(
             f"--torso-weights {run} is for the torsos of both actor and critic: leave --critic-torso "
             f"{config.critic_torso} out."
+        )
+    if settings.get("preprocess"):
+        raise UserError(
+            f"--torso-weights {run} was trained with --preprocess {settings['preprocess']}, but agents see "
+            "plain images; train it without --preprocess."
         )
     if settings.get("per_image_standardization"):
         raise UserError(

@@ -32,6 +32,9 @@ from tfrl.run.checkpoint import Checkpoint, CheckpointStore, State
 from tfrl.run.folder import LEFT_FILE, RESULTS_FILE, is_held, read_json
 from tfrl.run.metrics import PROGRESS_FILE
 
+SUPERVISED = "resnet"
+"""The name of the supervised trainer as an algorithm."""
+
 _KINDS = ("uniform", "loguniform", "choice")
 _OURS = ("logdir", "run_name", "resume", "print_config")  # a sweep gives each trial its own
 _APART = ("--resume", "never")  # a trial does not continue the run that its flags alone would name
@@ -85,7 +88,7 @@ class Sweep:
       sampled: the settings that are drawn, which a scheduler may change.
       scheduler: none, asha or pbt.
       metric: the column of progress.csv by which trials are compared; larger is better.
-      total_steps: the env steps of a trial.
+      total_steps: the env steps of a trial; 0 for supervised trials, whose images are not known before.
     """
 
     algorithm: str
@@ -166,6 +169,8 @@ def plan(
     sweep = Sweep(algorithm, tuple(flags), tuple(made), tuple(sampled), scheduler, metric, 0)
     trials_of = [*made, *_ends(made[0], sampled)]
     configs = [reader.parse([*sweep.arguments(trial), *_APART]) for trial in trials_of]
+    if algorithm == SUPERVISED:
+        return _supervised(sweep, configs)
     on_the_way = configs[0].eval_every or configs[0].eval_every_steps
     if scheduler != "none" and not on_the_way and metric.startswith("eval"):
         raise UserError(
@@ -185,6 +190,19 @@ def plan(
             )
         _check_exploits(grids, sampled, configs)
     return dataclasses.replace(sweep, total_steps=configs[0].total_steps)
+
+
+def _supervised(sweep: Sweep, configs: Sequence[Any]) -> Sweep:
+    """The sweep over the supervised trainer, which tests after each epoch. Raises UserError."""
+    if sweep.scheduler == "pbt":
+        raise UserError("--scheduler pbt is not for resnet; use asha.")
+    epochs = {config.epochs for config in configs}
+    if sweep.scheduler != "none" and len(epochs) > 1:
+        raise UserError(
+            f"--scheduler {sweep.scheduler} compares trials of one length, and these have {min(epochs)} to "
+            f"{max(epochs)} epochs: give --epochs after the --."
+        )
+    return sweep
 
 
 def _check_flags(flags: Sequence[str], reader: Reader) -> None:
@@ -339,12 +357,14 @@ def outcome(sweep: Sweep, logdir: Path, index: int) -> Outcome:
     run, error = logdir / part.run, files.read_text(failure_file(logdir, name))
     env_steps, episode_return, rows = part.offset, math.nan, []
     try:
-        found = runs.load(run)
-    except (UserError, OSError):  # it has not begun
+        progress = runs.read_progress(run / PROGRESS_FILE)
+    except UserError:  # it is damaged
         pass
     else:
-        env_steps += found.env_steps
-        episode_return = found.training_return(found.env_steps)
+        taken = next(iter(progress.values()))
+        env_steps += int(taken[-1]) if taken.size else 0
+        returns = runs.points(progress, None, "rollout/episode_return")[1]
+        episode_return = float(returns[-1]) if returns.size else math.nan
         rows = rows_with(run, sweep.metric)
     if error is not None:
         state = "failed"
@@ -511,8 +531,10 @@ def run_part(
             )
         while process.poll() is None:
             time.sleep(_POLL_EVERY)
-            for row in new_rows():
-                if row.env_steps < sweep.total_steps - part.offset:
+            # The last evaluation is reported below. Where the length is not known, it may be the newest one.
+            rows = new_rows() if sweep.total_steps else new_rows()[:-1]
+            for row in rows:
+                if not sweep.total_steps or row.env_steps < sweep.total_steps - part.offset:
                     report(row, part.evaluations + 1)
         if process.returncode != 0 or not is_finished():
             raise TrainingError(_reason(process.returncode, files.last_line(place / _OUTPUT)))

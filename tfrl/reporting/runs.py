@@ -24,7 +24,7 @@ from tfrl.experience.levels import LEVELS_FILE
 from tfrl.run.folder import DATA_FILE, read_json, read_results
 from tfrl.run.metrics import PROGRESS_FILE
 
-STEPS = "env_steps"
+STEPS, IMAGES = "env_steps", "images"
 SPEED = "time/env_steps_per_second"
 _TASK = {field.name for field in dataclasses.fields(Task)} | {"precision", "eval_greedy"}
 
@@ -143,11 +143,11 @@ class Run:
 def points(
     progress: Mapping[str, np.ndarray], results: Mapping[str, Any] | None, column: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Env steps and numbers of a column of progress.csv, both float64 [P].
+    """Env steps, or images, and numbers of a column of progress.csv, both float64 [P].
 
     The last evaluation of a run that a callback stopped is in results.json only.
     """
-    every = progress[STEPS]
+    every = next(iter(progress.values()))
     values = progress.get(column, np.full_like(every, np.nan))
     steps, values = every[np.isfinite(values)], values[np.isfinite(values)]
     (of, _, name), found = column.partition("/"), results or {}
@@ -172,7 +172,7 @@ def load(path: Path) -> Run:
 def find(paths: Iterable[Path]) -> list[Path]:
     """The run folders among `paths`; for a path that is no run, the run folders directly inside it.
 
-    Supervised runs are left out. Raises UserError for a folder without a run.
+    Supervised runs beside others are left out. Raises UserError for a folder without a run.
     """
     found: list[Path] = []
     for path in paths:
@@ -182,15 +182,20 @@ def find(paths: Iterable[Path]) -> list[Path]:
         below = sorted({file.parent for file in path.glob(f"*/{SETTINGS_FILE}")} - {path / "export"})
         if not below:
             raise UserError(f"there is no run in {path}: no {SETTINGS_FILE} there or in a folder below.")
-        ours = [run for run in below if algorithm_of(run / SETTINGS_FILE) != "resnet"]
-        if not ours:
-            raise UserError(f"there are only runs of resnet.train in {path}.")
-        found += ours
+        found += [run for run in below if not is_supervised(run)] or below
     return list(dict.fromkeys(found))
 
 
+def is_supervised(run: Path) -> bool:
+    """True if the folder holds a run of resnet.train."""
+    return algorithm_of(run / SETTINGS_FILE) == "resnet"
+
+
 def read_progress(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a progress.csv, as in `Run.progress`; no rows without the file. Raises UserError."""
+    """The columns of a progress.csv, as in `Run.progress`; no rows without the file. Raises UserError.
+
+    The first column of a supervised run is `images`.
+    """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -203,11 +208,11 @@ def read_progress(path: Path) -> dict[str, np.ndarray]:
         table = [[float(cell) if cell else np.nan for cell in row] for row in rows if len(row) == len(header)]
     except (csv.Error, ValueError) as error:
         raise UserError(f"{path} is damaged: {error}.") from None
-    if header[:1] != [STEPS]:
+    if header[:1] not in ([STEPS], [IMAGES]):
         raise UserError(f"{path} is not the progress of a run: its first column is not {STEPS}.")
     columns = np.array(table, np.float64).reshape(-1, len(header)).T
     if not (np.isfinite(columns[0]).all() and (np.diff(columns[0], prepend=-1.0) > 0).all()):
-        raise UserError(f"{path} is damaged: its {STEPS} do not increase from row to row.")
+        raise UserError(f"{path} is damaged: its {header[0]} do not increase from row to row.")
     return dict(zip(header, columns, strict=True))
 
 

@@ -35,6 +35,11 @@ class RunOfCallback:
         self._stopped: str | None = None  # the reason that a callback gave to stop the run
 
     @property
+    def learner(self) -> Learner:
+        """The learner, for callbacks of tfrl itself."""
+        return self._learner
+
+    @property
     def updates(self) -> int:
         """The number of finished updates."""
         return self._session.step

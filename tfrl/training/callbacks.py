@@ -16,6 +16,7 @@ import numpy as np
 
 from tfrl.algorithms.acting import SavedPolicy
 from tfrl.cli.errors import UserError
+from tfrl.cli.settings import Settings
 from tfrl.cli.streams import quiet_start
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
@@ -166,17 +167,20 @@ def _spread(metrics: Mapping[str, float], name: str, digits: int) -> str:
 
 
 class BestPolicy(Callback):
-    """Keeps the weights of the best evaluation, beside the rolling checkpoints."""
+    """Keeps the weights of the best evaluation, beside the rolling checkpoints.
 
-    def __init__(self, config: RLSettings, session: Session) -> None:
-        self._session = session
+    `metric` is the metric of an evaluation that compares them; larger is better.
+    """
+
+    def __init__(self, config: Settings, session: Session, metric: str = "eval_test/return") -> None:
+        self._session, self._metric = session, metric
         self._warn = functools.cache(session.console.warn)  # each sentence once
 
     def on_evaluation(self, run: RunOfCallback, evaluation: Mapping[str, float]) -> None:
         """Writes `checkpoints/best.npz`, on the chief."""
         if not self._session.runtime.is_chief:
             return
-        score = evaluation["eval_test/return"]
+        score = evaluation[self._metric]
         try:
             keep_best(run.folder, run.weights(), score=score, env_steps=run.env_steps)
             self._session.unwritten.discard("the best policy")

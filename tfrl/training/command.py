@@ -36,7 +36,7 @@ from tfrl.workers.tf_config import TFConfig
 if TYPE_CHECKING:
     from tfrl.remote.cluster import Cluster
     from tfrl.remote.learners import Nodes
-    from tfrl.run.loop import Run
+    from tfrl.run.loop import Learner, Run
     from tfrl.run.session import Session
     from tfrl.training.learner import EnvLearner, MakeAgent
 
@@ -52,9 +52,11 @@ class Command:
       reader: reads the settings.
     """
 
+    reader: Reader[Any]
+
     def __init__(self, agent: MakeAgent, **changes: Any) -> None:
         self._agent = agent
-        self.reader: Reader[Any] = dataclasses.replace(reader_of(agent), **changes)
+        self.reader = dataclasses.replace(reader_of(agent), **changes)
 
     def __call__(self, arguments: Sequence[str]) -> int:
         """Trains with the settings of the command line; returns the exit code."""
@@ -62,7 +64,7 @@ class Command:
             config = self.reader.parse(arguments)
         return self.train(config, arguments)
 
-    def train(self, config: RLSettings, arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> int:
+    def train(self, config: Any, arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> int:
         """Trains with given settings; returns the exit code. The Python library also calls this.
 
         Errors in settings and TF_CONFIG are found before TensorFlow is imported, which takes seconds.
@@ -70,7 +72,7 @@ class Command:
         Args:
           config: the settings.
           arguments: the same settings as a command line, with which --learners starts workers.
-          callbacks: called by the loop in this process.
+          callbacks: of `as_callback`; called by the loop in this process.
         """
         reader = self.reader
         set_log_level(config.log_level)
@@ -83,9 +85,9 @@ class Command:
             cluster = None if leads(config) else tf_config.for_strategy(config.strategy)
             evaluates = cluster is not None and cluster.is_evaluator
             if evaluates or leads(config):
-                callbacks = [*_make_callbacks(config.callbacks), *callbacks]
+                callbacks = [*self._make_callbacks(config.callbacks), *callbacks]
             if leads(config):
-                check(config, cluster)
+                self.check(config, cluster)
         if evaluates:
             with quiet_start():
                 from tfrl.training.callbacks import follow
@@ -99,12 +101,12 @@ class Command:
             return run.run()
 
     @contextlib.contextmanager
-    def open(self, config: RLSettings, callbacks: Sequence[Callback] = ()) -> Iterator[Run]:
+    def open(self, config: Any, callbacks: Sequence[Callback] = ()) -> Iterator[Run]:
         """Makes the run of given settings within the context; `Run.start` starts or resumes it.
 
         Raises UserError if the settings name other processes that learn, or if this one is an evaluator.
         """
-        reader, agent = self.reader, self._agent
+        reader = self.reader
         with endings.before_training():
             cluster = tf_config.for_strategy(config.strategy)
             if leads(config) or (cluster is not None and cluster.is_evaluator):
@@ -112,19 +114,57 @@ class Command:
                     "this process does not learn itself, with --learners or as the evaluator of a cluster: "
                     "use tfrl.train."
                 )
-            callbacks = [*_make_callbacks(config.callbacks), *callbacks]
-            check(config, cluster)
+            callbacks = [*self._make_callbacks(config.callbacks), *callbacks]
+            self.check(config, cluster)
         with endings.before_training(), take_run(config, cluster, reader.from_yaml) as config:
             with quiet_start(), held_back():
                 import tensorflow  # noqa: F401 - here, where signals wait
 
                 from tfrl.run import loop
 
-                learner = learner_class(config)
-            with loop.open_run(
-                config, cluster, lambda session: learner(config, session, agent), callbacks
-            ) as run:
+                make_learner = self.learner_of(config)
+            with loop.open_run(config, cluster, make_learner, callbacks) as run:
                 yield run
+
+    # What the supervised trainer does in another way
+
+    def check(self, config: Any, cluster: TFConfig | None = None) -> None:
+        """Raises UserError if the settings do not fit this machine, its workers or the run's folder."""
+        check(config, cluster)
+
+    def learner_of(self, config: Any) -> Callable[[Session], Learner]:
+        """Returns a function that makes the learner in a session. Imports TensorFlow."""
+        kind, agent = learner_class(config), self._agent
+        return lambda session: kind(config, session, agent)
+
+    def as_callback(self, given: Any) -> Callback:
+        """The callback as the loop calls it. Raises UserError if the object is no callback."""
+        if not isinstance(given, Callback):
+            raise UserError(
+                "callbacks must be objects of classes that extend tfrl.Callback, such as StopAfter(), or "
+                f"names of such classes; got {given!r}."
+            )
+        return given
+
+    def is_callback(self, kind: Any) -> bool:
+        """True for a class whose objects `as_callback` takes."""
+        return isinstance(kind, type) and issubclass(kind, Callback)
+
+    def _make_callbacks(self, names: str | None) -> list[Callback]:
+        """Creates the callbacks that --callbacks names. Raises UserError if one does not exist."""
+        made = []
+        for name in names.replace(" ", "").split(",") if names else ():
+            try:
+                kind = find(name)
+            except ValueError as error:
+                raise UserError(f"--callbacks: {error}.") from None
+            if not self.is_callback(kind):
+                raise UserError(f"--callbacks {name} must be a class that extends tfrl.Callback.")
+            try:
+                made.append(self.as_callback(kind()))
+            except TypeError as error:
+                raise UserError(f"--callbacks {name} cannot be made without arguments: {error}.") from None
+        return made
 
 
 def of_algorithm(algorithm: str | type) -> Command:
@@ -157,23 +197,6 @@ def learner_class(config: RLSettings) -> Callable[[Any, Session, MakeAgent], Env
     if isinstance(config, ppg.Config):
         return PhasicLearner
     return OnPolicyLearner
-
-
-def _make_callbacks(callbacks: str | None) -> list[Callback]:
-    """Creates the callbacks that --callbacks names. Raises UserError if one does not exist."""
-    made = []
-    for name in callbacks.replace(" ", "").split(",") if callbacks else ():
-        try:
-            kind = find(name)
-        except ValueError as error:
-            raise UserError(f"--callbacks: {error}.") from None
-        if not (isinstance(kind, type) and issubclass(kind, Callback)):
-            raise UserError(f"--callbacks {name} must be a class that extends tfrl.Callback.")
-        try:
-            made.append(kind())
-        except TypeError as error:
-            raise UserError(f"--callbacks {name} cannot be made without arguments: {error}.") from None
-    return made
 
 
 def check(config: RLSettings, cluster: TFConfig | None = None) -> None:

@@ -48,7 +48,7 @@ class OfflineLearner(EnvLearner):
         self._spaces = Spaces(*registry.specs(config))
         self.transitions = self._read(config.held_shards)
         data = {"name": config.dataset, **self.transitions.summary.results}
-        self.callbacks = (*_callbacks(config, session), DataFacts(data))
+        self.callbacks = (*_callbacks(config, session, self.agent.network), DataFacts(data))
         share, worker = config.batch_size // session.runtime.num_workers, session.runtime.worker
         self._rows = slice(worker * share, (worker + 1) * share)
         self._sampler = concurrent.futures.ThreadPoolExecutor(1, "batches")
@@ -280,8 +280,8 @@ class DataFacts(Callback):
                 files.write(run.folder / DATA_FILE, json.dumps(self._facts, indent=2) + "\n")
 
 
-def _callbacks(config: OfflineSettings, session: Session) -> list[Callback]:
+def _callbacks(config: OfflineSettings, session: Session, network: Network) -> list[Callback]:
     """Those of every run; without an env, those that need no evaluation."""
     if config.env != NO_ENV:
-        return callbacks.of_run(config, session)
-    return [callbacks.EnvFacts(config), callbacks.LearningCurve(config, session)]
+        return callbacks.of_run(config, session, network)
+    return [callbacks.EnvFacts(config, session), callbacks.LearningCurve(config, session)]
