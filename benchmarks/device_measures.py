@@ -92,21 +92,18 @@ def difference(one: str, other: str) -> float:
 def network(precision: str, seconds: float, acting: int, minibatch: int) -> dict[str, float]:
     """Env steps a second of PPO that each way of computing the network alone would allow.
 
-    `keras`: plain Keras layers and Keras's Adam, as a stranger would write them: the floor. `tfrl`: the
-    trainer's own network, its gradients as a graph; `tfrl_xla`: compiled by XLA, on GPUs.
+    `keras`: plain Keras layers, as a stranger would write them: the floor. `tfrl`: the trainer's own network, its gradients as a graph; `tfrl_xla`: compiled by XLA, on GPUs.
 
     Args:
       precision: float32 or bfloat16.
       seconds: for each of these ways.
       acting, minibatch: rows of a forward pass and of a gradient.
     """
-    import keras
     import tensorflow as tf
 
     set_up_tensorflow()
     rows = acting, minibatch
-    found = {"keras": plain_floor(precision, seconds, *rows)}
-    keras.mixed_precision.set_global_policy("float32")
+    found = {"keras": _env_steps(*map(tf.function, floors.keras_network(precision)), seconds, *rows)}
     _, own = floors.build(precision)
     weights = floors.weights_of(tf, own)
     forward, gradient = (lambda images: own.outputs(weights, images)), floors.gradient_of(tf, own, 1)
@@ -130,41 +127,6 @@ def _env_steps(
     forward_seconds = floors.seconds_of(lambda: forward(shown)[1].numpy(), seconds / 4)
     gradient_seconds = floors.seconds_of(lambda: gradient(learned)[0].numpy(), seconds / 2)
     return 1.0 / (forward_seconds / acting + 3 * gradient_seconds / minibatch)
-
-
-def plain_floor(precision: str, seconds: float, acting: int, minibatch: int) -> float:
-    """Env steps a second of IMPALA's network in stock Keras: layers, tape, Keras's clipping and Adam.
-
-    Arguments as of `network`.
-    """
-    import keras
-    import tensorflow as tf
-
-    keras.mixed_precision.set_global_policy("mixed_bfloat16" if precision == "bfloat16" else "float32")
-    layers = keras.layers
-    images = keras.Input((64, 64, 3), dtype="uint8")
-    x = layers.Rescaling(1.0 / 255.0)(images)
-    for depth in (16, 32, 32):
-        x = layers.MaxPooling2D(3, 2, padding="same")(layers.Conv2D(depth, 3, padding="same")(x))
-        for _ in range(2):
-            branch = layers.Conv2D(depth, 3, padding="same", activation="relu")(layers.ReLU()(x))
-            x = layers.Add()([x, layers.Conv2D(depth, 3, padding="same")(branch)])
-    x = layers.Dense(256, activation="relu")(layers.Flatten()(layers.ReLU()(x)))
-    model = keras.Model(images, [layers.Dense(15, dtype="float32")(x), layers.Dense(1, dtype="float32")(x)])
-    optimizer = keras.optimizers.Adam(5e-4, epsilon=1e-5, global_clipnorm=0.5)
-    optimizer.build(model.trainable_variables)
-
-    def update(frames: Any) -> Any:
-        with tf.GradientTape() as tape:
-            logits, values = model(frames, training=True)
-            log_probs = tf.nn.log_softmax(logits)
-            loss = tf.reduce_mean(tf.square(values)) - tf.reduce_mean(log_probs[:, 0])
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        return [loss]
-
-    forward = tf.function(lambda frames: model(frames, training=False))
-    return _env_steps(forward, tf.function(update), seconds, acting, minibatch)
 
 
 def gradients(rows: int) -> dict[str, float]:

@@ -84,9 +84,14 @@ def parts_floor(precision: str, seconds: float, each: Passes) -> float:
 
 
 def keras_floor(precision: str, seconds: float, each: Passes) -> float:
-    """Env steps a second of the network as anyone would write it: stock Keras layers, none of our code.
+    """Env steps a second of `keras_network`, each operation on all cores. Without memory."""
+    return _floor(*keras_network(precision), seconds, each, _KERAS_BATCHES)
 
-    TensorFlow has its own settings, and each operation is on all cores. Without memory.
+
+def keras_network(precision: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """A forward pass and gradients, by images, as anyone would write them: stock Keras layers, none of our code.
+
+    TensorFlow has its own settings.
     """
     import os
 
@@ -114,8 +119,7 @@ def keras_floor(precision: str, seconds: float, each: Passes) -> float:
             loss = tf.reduce_sum(tf.square(logits)) + tf.reduce_sum(tf.square(values))
         return tape.gradient(loss, model.trainable_variables)
 
-    forward = lambda images: model(images, training=False)  # noqa: E731
-    return _floor(forward, gradient, seconds, each, _KERAS_BATCHES)
+    return lambda images: model(images, training=False), gradient
 
 
 def rows_at_once(steps: int) -> list[int]:

@@ -12,6 +12,9 @@ from resnet.callbacks import KerasCallback, is_keras_callback
 from resnet.config import READER, Config, check_start
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
+from tfrl.run.callbacks import Callback
+from tfrl.run.folder import check_run_folder, has_checkpoint
+from tfrl.training.command import Command
 from tfrl.workers import tf_config
 from tfrl.workers.tf_config import TFConfig
 

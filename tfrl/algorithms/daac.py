@@ -116,6 +116,8 @@ class Config(DAAC, ppo.Config):
             raise UserError(
                 "daac has a network each for policy and value: leave --share-torso out, or use ppo."
             )
+        if self.dropout:
+            raise UserError(f"--dropout {self.dropout} is not for daac; leave it out.")
         if self.order_coef and self.memory != "none":
             raise UserError(
                 f"--order-coef compares single observations, and --memory {self.memory} makes features of "

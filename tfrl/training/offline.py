@@ -20,6 +20,7 @@ from tfrl.experience import recorded
 from tfrl.experience.episodes import evaluation_columns, evaluation_results
 from tfrl.experience.recorded import NO_ENV, Spaces
 from tfrl.experience.transitions import Transitions
+from tfrl.networks.network import Network
 from tfrl.run import files
 from tfrl.run.callbacks import Callback, RunOfCallback
 from tfrl.run.checkpoint import State, under, with_prefix
