@@ -92,7 +92,8 @@ def difference(one: str, other: str) -> float:
 def network(precision: str, seconds: float, acting: int, minibatch: int) -> dict[str, float]:
     """Env steps a second of PPO that each way of computing the network alone would allow.
 
-    `keras`: plain Keras layers, as a stranger would write them: the floor. `tfrl`: the trainer's own network, its gradients as a graph; `tfrl_xla`: compiled by XLA, on GPUs.
+    `keras`: plain Keras layers, as a stranger would write them: the floor. `tfrl`: the trainer's own network,
+    its gradients as a graph; `tfrl_xla`: the same compiled by XLA, on GPUs.
 
     Args:
       precision: float32 or bfloat16.

@@ -89,7 +89,7 @@ def keras_floor(precision: str, seconds: float, each: Passes) -> float:
 
 
 def keras_network(precision: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """A forward pass and gradients, by images, as anyone would write them: stock Keras layers, none of our code.
+    """A forward pass and gradients, by images, as anyone would write them: with stock Keras layers alone.
 
     TensorFlow has its own settings.
     """
