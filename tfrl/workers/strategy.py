@@ -150,7 +150,8 @@ def set_up_tensorflow() -> None:
     """Sets TensorFlow's options in a process that computes, before anything uses it. May be called twice."""
     if tf.get_logger().level < logging.WARNING:  # in notebooks it would report each file that it exports
         tf.get_logger().setLevel(logging.WARNING)
-    # Grappler's remapper fails on residual networks with an error message, and makes others slower.
+    # Grappler's remapper fails on residual networks with an error message, and makes others slower. The zoo's
+    # layers ask for fused operations themselves (resnet/operations.py).
     tf.config.optimizer.set_experimental_options({"remapping": False})
     # By default GPUs from Ampere on round the inputs of float32 convolutions to ten bits.
     tf.config.experimental.enable_tensor_float_32_execution(False)
