@@ -135,7 +135,7 @@ def _convolution_gradients(
         input_sizes=tf.shape(x), filter=kernel, out_backprop=upstream, **settings
     )
     if fused:
-        return [of_x, *_fused_kernel_gradient(x, tf.shape(kernel), upstream, **settings)]
+        return [of_x, *_fused_kernel_gradient(x, kernel.shape, upstream, **settings)]
     of_kernel = tf.raw_ops.Conv2DBackpropFilter(
         input=x, filter_sizes=tf.shape(kernel), out_backprop=upstream, **settings
     )
@@ -162,10 +162,15 @@ def _fused_convolution(
 
 
 def _fused_kernel_gradient(
-    x: tf.Tensor, shape: tf.Tensor, upstream: tf.Tensor, **settings: Any
+    x: tf.Tensor, shape: tf.TensorShape, upstream: tf.Tensor, **settings: Any
 ) -> list[tf.Tensor]:
-    """Gradients of a convolution's kernel and bias."""
-    return _onednn("_MklNativeConv2DBackpropFilterWithBias", [x, shape, upstream], 2, {}, **settings)
+    """Gradients of a convolution's kernel, which has that shape, and of its bias."""
+    # TensorFlow believes that there are as many biases as channels of x, unless it does not know those.
+    x = tf.raw_ops.PlaceholderWithDefault(input=x, shape=[None] * 4)
+    inputs = [x, tf.constant(shape.as_list(), tf.int32), upstream]
+    of_kernel, of_bias = _onednn("_MklNativeConv2DBackpropFilterWithBias", inputs, 2, {}, **settings)
+    of_bias.set_shape(shape[-1:])
+    return [of_kernel, of_bias]
 
 
 def _onednn(
@@ -208,7 +213,7 @@ def _runs_onednn(dtype: tf.DType) -> bool:
         x, kernel, bias = (tf.zeros(shape, dtype) for shape in ((2, 4, 4, 16), (3, 3, 16, 16), (16,)))
         settings = {"strides": [1, 1, 1, 1], "padding": "SAME"}
         y = _fused_convolution(x, kernel, bias, fused_ops=["BiasAdd", "Relu"], **settings)
-        return _fused_kernel_gradient(x, tf.shape(kernel), y, **settings)
+        return _fused_kernel_gradient(x, kernel.shape, y, **settings)
 
     with tf.init_scope():
         try:

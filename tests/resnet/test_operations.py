@@ -35,7 +35,10 @@ def output_and_gradients(function, arrays, **options):
         named = {"shortcut": arrays[3]} if len(arrays) > 3 else {}
         y = function(*arrays[:3], **named, **options)
         loss = tf.reduce_sum(tf.cast(y, tf.float64) * (1 + drawn(*y.shape, seed=1)))
-    return y, *tape.gradient(loss, arrays)
+    gradients = tape.gradient(loss, arrays)
+    # Also while traced: a gradient step joins gradients, whose sizes it must know.
+    assert [gradient.shape for gradient in gradients] == [array.shape for array in arrays]
+    return y, *gradients
 
 
 CASES = [

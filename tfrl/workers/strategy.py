@@ -151,7 +151,8 @@ def set_up_tensorflow() -> None:
     # In notebooks it would report each file that it exports.
     if tf.get_logger().level < logging.WARNING and not shows_information():
         tf.get_logger().setLevel(logging.WARNING)
-    # Grappler's remapper fails on residual networks with an error message, and makes others slower.
+    # Grappler's remapper fails on residual networks with an error message, and makes others slower. The zoo's
+    # layers ask for fused operations themselves (resnet/operations.py).
     tf.config.optimizer.set_experimental_options({"remapping": False})
     # By default GPUs from Ampere on round the inputs of float32 convolutions to ten bits.
     tf.config.experimental.enable_tensor_float_32_execution(False)
