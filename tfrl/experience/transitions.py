@@ -264,7 +264,7 @@ class Transitions:
           rows: this worker's rows of the batch of all workers.
 
         Returns:
-          Arrays [K, 1, b, ...] of `Batch`, and float32 [K, 1, b, noise_size].
+          Arrays [K, b, 1, ...] of `Batch`, and float32 [K, b, 1, noise_size], for b rows.
         """
         found, noise = [], []
         for number in range(first, first + steps):
@@ -276,8 +276,8 @@ class Transitions:
             drawn = generator.integers(counts[-1], size=self._batch_size)[rows]
             noise.append(generator.standard_normal((self._batch_size, noise_size), np.float32)[rows])
             found.append(self._gather(blocks, counts, drawn))
-        fields = (np.stack(arrays)[:, None] for arrays in zip(*found, strict=True))
-        return Batch(*fields), np.stack(noise)[:, None]
+        fields = (np.stack(arrays)[:, :, None] for arrays in zip(*found, strict=True))
+        return Batch(*fields), np.stack(noise)[:, :, None]
 
     def draw(self, generator: np.random.Generator, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
         """Transitions of a set that is held whole: the fields [*shape, ...] of `Batch`."""
