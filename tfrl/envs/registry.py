@@ -146,7 +146,7 @@ def facts_of(task: EnvSettings) -> Facts:
     """
     key = _key(task.env, task.env_kwargs)
     if key not in _known and task.env == NO_ENV:
-        raise ValueError("--env none is for algorithms that learn from recorded data, with their --dataset")
+        raise ValueError("--env none needs --dataset, the set that has the spaces")
     if key not in _known:
         from tfrl.envs.gymnasium import find_facts
 
@@ -216,6 +216,8 @@ def _with_tuples(value: Any) -> Any:
 def check(task: EnvSettings) -> None:
     """Raises like `specs`, and if the task has settings that the family of its env does not have."""
     env = task.env
+    if env == NO_ENV and getattr(task, "level_sets", LEVEL_SETS):
+        raise ValueError("--env none is for algorithms that learn from recorded data, with their --dataset")
     if family(env).names:
         for name in ("env_kwargs", "frame_skip"):
             if getattr(task, name):

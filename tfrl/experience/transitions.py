@@ -89,7 +89,7 @@ def _with_a_zero(array: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Summary:
-    """What a set has, from one pass over all of it.
+    """The facts about a set, from one pass over all of it.
 
     Attributes:
       returns, lengths: of each episode.
@@ -241,7 +241,7 @@ class Transitions:
         return self._whole is not None
 
     def in_words(self) -> str:
-        """What is held, for the table before training."""
+        """The size of the set and of its part in memory, for the table before training."""
         held, whole = self.window, len(self._recorded.shards)
         size = self.summary.num_bytes
         text = f"{self._transitions:,} transitions, {filesize.decimal(size)} in memory"
