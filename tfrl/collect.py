@@ -383,7 +383,7 @@ class EpsilonGreedy:
         self.memory = player.memory
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """Whether an action is uniform, and the numbers of both policies, float32 [steps, 1 + K + K']."""
+        """The chance of a uniform action, and the numbers of both policies, float32 [steps, 1 + K + K']."""
         chance = generator.random((steps, 1), np.float32)
         own = self._player.draw_noise(generator, steps)
         self._width = own.shape[1]

@@ -34,7 +34,7 @@ def test_an_env_gets_a_preset_that_the_algorithm_has_or_a_sentence(algorithm, en
 def test_a_gymnasium_env_of_images_needs_no_flags(algorithm):
     """No warning names a flag that only a preset gave."""
     flags = ["--env", "made_envs:made/Pixels-v0"]
-    if algorithm in ("ddpg", "td3"):
+    if algorithm in ("ddpg", "td3", "td3_bc"):
         assert "needs continuous actions" in refusal(reader(algorithm).parse, flags)
     else:
         assert reader(algorithm).parse(flags).torso == "impala"

@@ -216,7 +216,7 @@ def test_a_batch_has_the_transitions_of_the_set(tmp_path):
     folder, episodes = write(tmp_path / "set", "CartPole-v1", [3, 5, 2, 4, 1, 6])
     held = transitions(folder, learned_rewards=lambda rewards: 2 * rewards)
     batch, noise = held.sample(0, 50, 3)
-    assert batch.observation.shape == (50, 1, 8, 4) and noise.shape == (50, 1, 8, 3)
+    assert batch.observation.shape == (50, 8, 1, 4) and noise.shape == (50, 8, 1, 3)
     seen = set()
     for shown, following, action, reward, discount in zip(
         *(x.reshape(400, -1) for x in (batch.observation, batch.next_observation, batch.action)),
@@ -241,8 +241,8 @@ def test_workers_draw_the_parts_of_one_batch(tmp_path):
     whole, noise = transitions(folder).sample(3, 2, 1)
     halves = [transitions(folder).sample(3, 2, 1, slice(4 * w, 4 * w + 4)) for w in range(2)]
     for k in range(7):
-        np.testing.assert_array_equal(np.concatenate([half[0][k] for half in halves], axis=2), whole[k])
-    np.testing.assert_array_equal(np.concatenate([half[1] for half in halves], axis=2), noise)
+        np.testing.assert_array_equal(np.concatenate([half[0][k] for half in halves], axis=1), whole[k])
+    np.testing.assert_array_equal(np.concatenate([half[1] for half in halves], axis=1), noise)
 
 
 def test_a_stream_of_shards_is_the_same_after_a_resume_and_shows_all_of_them(tmp_path):
@@ -252,7 +252,7 @@ def test_a_stream_of_shards_is_the_same_after_a_resume_and_shows_all_of_them(tmp
     every = [streamed.sample(step, 1, 0)[0].observation for step in range(60)]
     again = transitions(folder, window=2)
     np.testing.assert_array_equal(np.concatenate(every[25:35]), again.sample(25, 10, 0)[0].observation)
-    of_steps = [{int(value + 1e-4) // 2 for value in shown[0, 0, :, 0]} for shown in every]
+    of_steps = [{int(value + 1e-4) // 2 for value in shown[0, :, 0, 0]} for shown in every]
     assert set().union(*of_steps) == set(range(6))
     assert all(len(shards) <= 2 for shards in of_steps)  # no more than the window holds
     assert len({tuple(sorted(shards)) for shards in of_steps}) > 4  # and the window moves

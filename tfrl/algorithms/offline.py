@@ -181,11 +181,8 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
 
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
-        if not self.dataset:
-            raise UserError(
-                f"{self.algorithm} needs --dataset, the folder or the name of a set; python -m tfrl.collect "
-                "makes one."
-            )
+        if self.env == AUTO and not self.dataset:
+            raise UserError(needs_dataset(self))
         if self.env == AUTO:
             raise UserError(
                 f"--dataset {self.dataset} names no env: give --env ID for evaluations, or --env none to "
@@ -216,6 +213,11 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
         """The settings that a resumed run may change; not its length if the learning rate follows it."""
         fixed = set() if self.lr_schedule == "constant" else {"total_steps"}
         return (super().may_change | {"dataset"}) - fixed
+
+
+def needs_dataset(config: OfflineSettings) -> str:
+    """The sentence for settings without a set."""
+    return f"{config.algorithm} needs --dataset, the folder or the name of a set; python -m tfrl.collect makes one."
 
 
 class OfflineAgent(ReplayAgent):

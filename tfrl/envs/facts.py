@@ -78,7 +78,7 @@ def facts_of(task: EnvSettings) -> Facts:
     """
     key = _key(task.env, task.env_kwargs)
     if key not in _known and task.env == NO_ENV:
-        raise ValueError("--env none is for algorithms that learn from recorded data, with their --dataset")
+        raise ValueError("--env none needs --dataset, the set that has the spaces")
     if key not in _known:
         _known[key] = find_facts(*key)
     return _known[key]

@@ -89,7 +89,7 @@ def _with_a_zero(array: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Summary:
-    """What a set has, from one pass over all of it.
+    """The facts about a set, from one pass over all of it.
 
     Attributes:
       returns, lengths: of each episode.
@@ -241,7 +241,7 @@ class Transitions:
         return self._whole is not None
 
     def in_words(self) -> str:
-        """What is held, for the table before training."""
+        """The size of the set and of its part in memory, for the table before training."""
         held, whole = self.window, len(self._recorded.shards)
         size = self.summary.num_bytes
         text = f"{self._transitions:,} transitions, {filesize.decimal(size)} in memory"
@@ -264,7 +264,7 @@ class Transitions:
           rows: this worker's rows of the batch of all workers.
 
         Returns:
-          Arrays [K, 1, b, ...] of `Batch`, and float32 [K, 1, b, noise_size].
+          Arrays [K, b, 1, ...] of `Batch`, and float32 [K, b, 1, noise_size], for b rows.
         """
         found, noise = [], []
         for number in range(first, first + steps):
@@ -276,8 +276,8 @@ class Transitions:
             drawn = generator.integers(counts[-1], size=self._batch_size)[rows]
             noise.append(generator.standard_normal((self._batch_size, noise_size), np.float32)[rows])
             found.append(self._gather(blocks, counts, drawn))
-        fields = (np.stack(arrays)[:, None] for arrays in zip(*found, strict=True))
-        return Batch(*fields), np.stack(noise)[:, None]
+        fields = (np.stack(arrays)[:, :, None] for arrays in zip(*found, strict=True))
+        return Batch(*fields), np.stack(noise)[:, :, None]
 
     def draw(self, generator: np.random.Generator, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
         """Transitions of a set that is held whole: the fields [*shape, ...] of `Batch`."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cluster import launch
 from cluster.launch import Place, local_places
 from tfrl import remote
+from tfrl.algorithms.offline import OfflineSettings, needs_dataset
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
@@ -209,7 +210,10 @@ def check(config: RLSettings, cluster: TFConfig | None = None) -> None:
     config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
     check_callables(config, workers)
     check_run_folder(config)
-    if (dataset := getattr(config, "dataset", None)) is not None:
+    dataset = getattr(config, "dataset", None)
+    if dataset == "" and isinstance(config, OfflineSettings):
+        raise UserError(needs_dataset(config))
+    if dataset is not None:
         recorded.check_set(dataset)
     if isinstance(config, replay.BufferSettings):
         replay.check_memory(config, workers, here)
