@@ -29,8 +29,8 @@ RUNS = {
     "impala": CATCH + " --lag 1 --memory gru --memory-size 16 --memory-inputs",
     "ppo": CATCH + " --lag 2 --epochs 2 --memory lstm --memory-size 16 --memory-inputs --sequence-length 4",
     "drac": CATCH + " --lag 1 --epochs 2 --memory gru --memory-size 16",
-    "daac": "--env bigfish --torso linear --precision float32 --num-levels 20 --level-replay --order-coef 0.01"
-    " --num-envs 8 --num-steps 32 --num-minibatches 2 --value-epochs 2 --lag 1 --total-steps 100_000",
+    "daac": "--env bigfish --torso linear --precision float32 --num-levels 20 --level-replay --num-envs 8"
+    " --num-steps 32 --num-minibatches 2 --value-epochs 2 --order-coef 0.01 --lag 1 --total-steps 100_000",
     "dqn": f"--env catch --torso linear --num-levels 0 --n-step 3 --lag 1 {REPLAY}",
     "sac": f"--env Pendulum-v1 --hidden 16 --lag 2 --noise-correlation 0.9 {REPLAY}",
 }
