@@ -31,6 +31,8 @@ RUNS = {
     "impala": CATCH + " --lag 1 --memory gru --memory-size 16 --memory-inputs",
     "ppo": CATCH + " --lag 2 --epochs 2 --memory lstm --memory-size 16 --memory-inputs --sequence-length 4",
     "drac": CATCH + " --lag 1 --epochs 2 --memory gru --memory-size 16",
+    "daac": "--env bigfish --torso linear --precision float32 --num-levels 20 --level-replay --num-envs 8"
+    " --num-steps 32 --num-minibatches 2 --value-epochs 2 --order-coef 0.01 --lag 1 --total-steps 100_000",
     "dqn": f"--env catch --torso linear --num-levels 0 --n-step 3 --lag 1 {REPLAY}",
     "sac": f"--env Pendulum-v1 --hidden 16 --lag 2 --noise-correlation 0.9 {REPLAY}",
 }
@@ -85,7 +87,7 @@ def test_a_ray_with_too_few_cpus_says_how_many_are_needed_and_by_which_flags(nod
     [
         ("dqn", 2),
         pytest.param("impala", 4, marks=pytest.mark.long),
-        *(pytest.param(name, 2, marks=pytest.mark.long) for name in ("ppo", "drac", "sac")),
+        *(pytest.param(name, 2, marks=pytest.mark.long) for name in ("ppo", "drac", "daac", "sac")),
     ],
 )
 def test_any_number_of_actors_gives_equal_results(node, alone, algorithm, count):

@@ -96,18 +96,6 @@ def updated_of(learner, updates):
     return history, {name: weight.copy() for name, weight in learner.weights().items()}
 
 
-@pytest.mark.long
-def test_any_number_of_actors_gives_the_same_levels(node):
-    found = []
-    for actors in (0, 2):
-        ray = ["--actors", actors, "--ray-address", node.address] if actors else []
-        with learner("ppo", "--lag", 1, *ray) as one:
-            found.append((updated(one, 4), one._levels.get_state()))
-    assert_same(found[1][0], found[0][0])
-    for name, array in found[0][1].items():
-        np.testing.assert_array_equal(found[1][1][name], array, err_msg=name)
-
-
 def test_a_run_writes_the_scores_of_its_levels(tmp_path):
     config = parsed("ppo", "--logdir", tmp_path, "--eval-episodes", 2, "--total-steps", 1024)
     assert train(config) == 0
