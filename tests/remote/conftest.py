@@ -27,6 +27,8 @@ def node(tmp_path_factory):
 @pytest.fixture
 def gpu_node(tmp_path):
     """A Ray that runs, of 4 CPUs and 2 GPUs that nobody looks for, and its variables."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("pip install -r requirements-ray.txt")
     with contextlib.closing(Nodes(tmp_path)) as nodes:
         node = nodes.start(cpus=4, gpus=2)
         yield SimpleNamespace(address=node.address, environ=nodes.environ, process=node.process)
