@@ -50,3 +50,10 @@ def test_an_unwritable_folder_is_not_reported_as_a_full_disk():
     """/proc has no free space either."""
     answer = Answer("--env", "starpilot", "--logdir", "/proc/foo", module="tfrl.ppg")
     assert_refused(answer, "cannot write in /proc for the run's folder", "choose another --logdir.")
+
+
+def test_the_rollouts_of_a_phase_have_a_size():
+    """The start-up summary names it, because the default settings need 13 GB of disk or of its cache."""
+    config = reader("ppg").parse([])
+    assert 12e9 < config.phase_bytes < 14.5e9
+    assert reader("ppg").parse(["--policy-updates", "16"]).phase_bytes < config.phase_bytes

@@ -56,8 +56,8 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-ENDLESS = 10**15
-"""The whole number that `inf` stands for, as in --total-steps inf."""
+ENDLESS = 10**15 - 1
+"""The whole number that `inf` stands for, as in --total-steps inf. Nobody types it."""
 
 
 def shown(value: Any) -> str:

@@ -133,7 +133,7 @@ the command itself, such as python -m tfrl.dqn = algo algo_name algorithm_name a
 
 @functools.cache
 def names() -> dict[str, tuple[str, ...]]:
-    """What to use here, by the name elsewhere; nothing for settings without a counterpart."""
+    """The names here by the name elsewhere; none for settings without a counterpart."""
     found: dict[str, tuple[str, ...]] = {}
     for line in filter(None, _TABLE.splitlines()):
         here, _, elsewhere = line.partition("=")

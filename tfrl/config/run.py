@@ -220,10 +220,10 @@ class Task(EnvSettings):
     """Number of procgen's training levels; 0: all levels."""
     start_level: Annotated[int, NATURAL] = 0
     """The first training level; needs --num-levels."""
-    total_steps: Annotated[int, Range(1, ENDLESS)] = 25_000_000
+    total_steps: Annotated[int, Range(1, 1e15)] = 25_000_000
     """Length of the run in env steps, all workers together, rounded up to whole updates. 1e6 and 1_000_000
     are the same. With --frame-skip, a step of the agent counts as one. inf: endless."""
-    total_frames: Annotated[int | None, Range(1, ENDLESS)] = None
+    total_frames: Annotated[int | None, Range(1, 1e15)] = None
     """Length of the run in frames of the env, instead of --total-steps: with --frame-skip, a step of the
     agent counts as that many. config.yaml has --total-steps."""
     max_episodes: Annotated[int | None, Range(-1, MOST)] = None
@@ -401,7 +401,7 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
     @property
     def is_endless(self) -> bool:
         """True if the run has no length."""
-        return self.total_steps >= ENDLESS
+        return self.total_steps == ENDLESS
 
     @property
     def depends_on_length(self) -> bool:

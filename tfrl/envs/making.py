@@ -203,26 +203,31 @@ def did_you_mean(typed: str, others: Iterable[str] = (), *, module: str = "") ->
       others: further names.
       module: of `module:typed`. Its own ids are preferred, and named with it.
     """
-    found: dict[str, str] = {}  # ids by their names without version, in small letters; the newest version
-    for spec in sorted(registration.registry.values(), key=lambda spec: spec.version or 0):
+    found: dict[str, list[str]] = {}  # ids by their names without version, in small letters
+    for spec in registration.registry.values():
         point = spec.entry_point
         root = (point if isinstance(point, str) else getattr(point, "__module__", "")).partition(":")[0]
         # Gymnasium's own functions only say why the env does not exist.
         if root == "gymnasium.envs":
             continue
         is_of_module = module and root.partition(".")[0] == module.partition(".")[0]
-        found[_stem(spec.id)] = f"{module}:{spec.id}" if is_of_module else spec.id
-    found |= {other.lower(): other for other in others}
+        name = f"{module}:{spec.id}" if is_of_module else spec.id
+        found.setdefault(_stem(spec.id), []).append(name)
+    for other in others:
+        found.setdefault(other.lower(), []).append(other)
     if module:
-        own = {stem: name for stem, name in found.items() if name.startswith(f"{module}:")}
+        own = {stem: names for stem, names in found.items() if names[0].startswith(f"{module}:")}
         found = own if nearest(_stem(typed), own) else found
-    close = difflib.get_close_matches(_stem(typed), found, n=1)
-    return f" (did you mean {found[close[0]]}?)" if close else ""
+    if not (close := difflib.get_close_matches(_stem(typed), found, n=1)):
+        return ""
+    # The version that was typed, or else the newest one.
+    (name,) = difflib.get_close_matches(typed, found[close[0]], n=1, cutoff=0.0)
+    return f" (did you mean {name}?)"
 
 
 def _stem(env_id: str) -> str:
     """An id without its version, in small letters."""
-    return re.sub(r"-v\d+$", "", env_id).lower()
+    return re.sub(r"-v\d+$", "", env_id.strip()).lower()
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""--resume restart: deletes the run in a folder, after a question, so that the run begins anew there."""
+"""Deletes the run in a folder for --resume restart, after a question, so that it begins anew there."""
 
 from __future__ import annotations
 
