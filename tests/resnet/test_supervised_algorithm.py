@@ -162,6 +162,13 @@ def test_callbacks_by_name_add_columns_and_stop_the_run(logs):
         tfrl.train("resnet", logdir=str(logs), run_name="new", callbacks=[object()])
 
 
+def test_a_callback_that_plays_in_envs_is_refused(logs):
+    settings = SETTINGS | {"logdir": str(logs), "run_name": "plays"}
+    evaluate_ = tfrl.callbacks.Evaluate("CartPole-v1", steps=100, name="other")
+    with pytest.raises(tfrl.SettingsError, match="the callback Evaluate is for runs in envs"):
+        tfrl.train("resnet", callbacks=[evaluate_], **settings)
+
+
 def test_a_keras_callback_is_called_as_fit_calls_it(logs):
     noting = Noting()
     settings = SETTINGS | {"log_every": 1, "logdir": str(logs), "run_name": "keras"}
