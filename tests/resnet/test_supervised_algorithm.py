@@ -191,6 +191,7 @@ def test_an_epochs_loss_is_the_mean_of_its_steps(logs):
     assert found == pytest.approx([wanted], rel=1e-6)
 
 
+@pytest.mark.long
 def test_keras_callbacks_change_the_learning_rate_and_stop_exactly_as_if_never_stopped(logs):
     """Reduces the rate after every epoch, which never improves by 9, and stops after the fourth."""
 
@@ -216,7 +217,9 @@ def test_a_callback_that_would_change_the_weights_is_refused():
 # Optimizers and preprocessing
 
 
-@pytest.mark.parametrize("name", ["adam", "nadam", "rmsprop", "sgd"])
+@pytest.mark.parametrize(
+    "name", ["nadam", *(pytest.param(name, marks=pytest.mark.long) for name in ("adam", "rmsprop", "sgd"))]
+)
 def test_optimizers_step_as_those_of_keras(name):
     made = make_learner(optimizer=name)
     reference = build(
@@ -244,6 +247,7 @@ def halved(images):
     return tf.image.resize(tf.cast(images, tf.float32), (SIZE // 2, SIZE // 2)) / 127.5 - 1.0
 
 
+@pytest.mark.long
 def test_own_preprocessing_is_part_of_the_network_and_its_exports(logs):
     for name, given in (("by-name", f"{__name__}:halved"), ("by-function", halved)):
         settings = SETTINGS | {"logdir": str(logs), "run_name": name, "preprocess": given}
@@ -299,6 +303,7 @@ def test_every_checkpoint_and_the_export_score_the_same_with_and_without_a_strat
     assert not (folder / "evaluation").exists()
 
 
+@pytest.mark.long
 def test_a_run_starts_from_any_checkpoint_of_another(trained, logs):
     folder = trained.folder
     settings = SETTINGS | {"logdir": str(logs), "epochs": 1}
