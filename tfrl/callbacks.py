@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfrl.cli.errors import SettingsError
+from tfrl.cli.errors import SettingsError, UserError
 from tfrl.cli.streams import tell
 from tfrl.experience import episodes as playing
 from tfrl.library import MakeEnv, task_of
@@ -63,6 +63,10 @@ class Evaluate(_Every):
             raise SettingsError(f"episodes must be at least 1; got {episodes}.")
         self._env, self._seed, self._episodes, self._name = env, seed, episodes, name
 
+    def on_start(self, run: RunOfCallback) -> None:
+        """Raises UserError for a supervised run."""
+        _check_acts(self, run)
+
     def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
         """Evaluates if it is time, on all workers equally."""
         if not self.is_due(run):
@@ -101,6 +105,10 @@ class RecordVideo(_Every):
         super().__init__(steps)
         self._options, self._format = video.Recording(episodes=episodes, max_steps=300), format
 
+    def on_start(self, run: RunOfCallback) -> None:
+        """Raises UserError for a supervised run."""
+        _check_acts(self, run)
+
     def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
         """Records if it is time. Raises UserError if the env cannot be drawn, and OSError if the file cannot
         be written.
@@ -108,6 +116,14 @@ class RecordVideo(_Every):
         if self.is_due(run) and run.is_chief:
             path = Path(run.folder) / "videos" / f"callback-{run.env_steps}.{self._format}"
             video.save(run, run.config, path, self._options)
+
+
+def _check_acts(callback: Callback, run: RunOfCallback) -> None:
+    """Raises UserError if a run has no policy that acts in envs."""
+    if run.config.algorithm == "resnet":
+        raise UserError(
+            f"the callback {type(callback).__name__} is for runs in envs, not for supervised ones."
+        )
 
 
 class StopOnReturn(Callback):

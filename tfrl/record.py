@@ -22,7 +22,7 @@ from tfrl.envs import registry
 from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec
 from tfrl.experience.episodes import check_level_set
-from tfrl.networks.weights import find_policy
+from tfrl.networks.weights import find_policy, split_checkpoint
 from tfrl.reporting import video
 from tfrl.reporting.video import Recording, Window
 from tfrl.run import files
@@ -63,8 +63,8 @@ def main(arguments: Sequence[str]) -> int:
         task, source = task_without_run(options.random, options.seed), None
         path = Path(options.out or f"{registry.file_name(task.env)}.{options.format}")
     else:
-        run = run_folder(flags.one(words, "run", _USAGE))
-        source = find_policy(run, options.checkpoint)
+        run, checkpoint = split_checkpoint(run_folder(flags.one(words, "run", _USAGE)), options.checkpoint)
+        source = find_policy(run, checkpoint)
         seed = source.config.seed if options.seed is None else options.seed
         task = dataclasses.replace(source.config, seed=seed)
         name = f"{registry.file_name(task.env)}-{options.levels}-{source.env_steps}.{options.format}"

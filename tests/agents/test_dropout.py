@@ -40,6 +40,7 @@ def test_the_first_ratio_is_1_and_1_and_2_replicas_are_equal(tmp_path, name):
         np.testing.assert_array_equal(found[1][key], weights, err_msg=key)
 
 
+@pytest.mark.long
 def test_other_features_in_learning_would_change_the_ratio(tmp_path, monkeypatch):
     learner = learners.make(parse(tmp_path, "catch", "--dropout", "0.5"))
     monkeypatch.setattr(learner.agent.network, "kept", lambda noise: noise[..., 1:] < 0.5)

@@ -12,7 +12,6 @@ import tensorflow as tf
 from PIL import Image
 from refusals import refusal
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.compat.proto.graph_pb2 import GraphDef
 from test_resnet_train import CLASSES, DATA, SIZE, SMALL, StopAt, make_learner
 
 import tfrl
@@ -162,6 +161,13 @@ def test_callbacks_by_name_add_columns_and_stop_the_run(logs):
         tfrl.train("resnet", logdir=str(logs), run_name="new", callbacks=[object()])
 
 
+def test_a_callback_that_plays_in_envs_is_refused(logs):
+    settings = SETTINGS | {"logdir": str(logs), "run_name": "plays"}
+    evaluate_ = tfrl.callbacks.Evaluate("CartPole-v1", steps=100, name="other")
+    with pytest.raises(tfrl.SettingsError, match="the callback Evaluate is for runs in envs"):
+        tfrl.train("resnet", callbacks=[evaluate_], **settings)
+
+
 def test_a_keras_callback_is_called_as_fit_calls_it(logs):
     noting = Noting()
     settings = SETTINGS | {"log_every": 1, "logdir": str(logs), "run_name": "keras"}
@@ -185,6 +191,7 @@ def test_an_epochs_loss_is_the_mean_of_its_steps(logs):
     assert found == pytest.approx([wanted], rel=1e-6)
 
 
+@pytest.mark.long
 def test_keras_callbacks_change_the_learning_rate_and_stop_exactly_as_if_never_stopped(logs):
     """Reduces the rate after every epoch, which never improves by 9, and stops after the fourth."""
 
@@ -210,7 +217,9 @@ def test_a_callback_that_would_change_the_weights_is_refused():
 # Optimizers and preprocessing
 
 
-@pytest.mark.parametrize("name", ["adam", "nadam", "rmsprop", "sgd"])
+@pytest.mark.parametrize(
+    "name", ["nadam", *(pytest.param(name, marks=pytest.mark.long) for name in ("adam", "rmsprop", "sgd"))]
+)
 def test_optimizers_step_as_those_of_keras(name):
     made = make_learner(optimizer=name)
     reference = build(
@@ -238,6 +247,7 @@ def halved(images):
     return tf.image.resize(tf.cast(images, tf.float32), (SIZE // 2, SIZE // 2)) / 127.5 - 1.0
 
 
+@pytest.mark.long
 def test_own_preprocessing_is_part_of_the_network_and_its_exports(logs):
     for name, given in (("by-name", f"{__name__}:halved"), ("by-function", halved)):
         settings = SETTINGS | {"logdir": str(logs), "run_name": name, "preprocess": given}
@@ -293,6 +303,7 @@ def test_every_checkpoint_and_the_export_score_the_same_with_and_without_a_strat
     assert not (folder / "evaluation").exists()
 
 
+@pytest.mark.long
 def test_a_run_starts_from_any_checkpoint_of_another(trained, logs):
     folder = trained.folder
     settings = SETTINGS | {"logdir": str(logs), "epochs": 1}
@@ -338,8 +349,7 @@ def test_a_run_shows_its_weights_and_its_graph_in_tensorboard(logs):
         steps = [event.step for event in events.Tensors(f"weights/{name}")]
         assert steps == [0, 64], name
     assert "kernels/torso/conv1/kernel" in events.Tags()["tensors"]
-    nodes = GraphDef.FromString(events.SerializedGraph()).node
-    assert any("conv1" in node.name for node in nodes)
+    assert any("conv1" in node.name for node in events.Graph().node)
 
 
 def test_a_report_of_supervised_runs(trained, logs, tmp_path, capsys):
