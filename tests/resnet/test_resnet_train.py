@@ -273,7 +273,7 @@ def test_the_export_scores_the_same_with_and_without_a_strategy(finished, kind, 
 
 def test_a_run_is_tested_by_its_newest_checkpoint_before_it_ends(finished, tmp_path, monkeypatch, capsys):
     path, results = finished
-    monkeypatch.setattr("resnet.data.prepare", lambda name: None)
+    monkeypatch.setattr("resnet.data.prepare", lambda *_: None)
     monkeypatch.setattr("resnet.data.load", lambda name, size: DATA)
     unfinished = tmp_path / "run"
     shutil.copytree(path, unfinished, ignore=shutil.ignore_patterns("export", "results.json"))
@@ -284,7 +284,7 @@ def test_a_run_is_tested_by_its_newest_checkpoint_before_it_ends(finished, tmp_p
     (unfinished / "config.yaml").write_text(settings.replace("model: cookbook", "model: linear"))
     assert "has a checkpoint of other settings" in refusal(evaluate.main, [str(unfinished)])
     shutil.rmtree(unfinished / "checkpoints")
-    assert "has no checkpoint yet" in refusal(evaluate.main, [str(unfinished)])
+    assert "no checkpoint, and no export" in refusal(evaluate.main, [str(unfinished)])
 
 
 def test_images_are_standardised_as_tensorflow_does_it():

@@ -256,7 +256,7 @@ def _exported(run: Path) -> SavedState:
                 raise UserError(f"{file} is damaged; export the run again.")
             steps = (read_json(file.with_name(_ABOUT_FILE)) or {}).get("env_steps")
             return SavedState(with_prefix(PREFIX, weights), "export", steps)
-    raise UserError(f"{run} has no policy: no checkpoint, and no export/{WEIGHTS_FILE}.")
+    raise UserError(f"{run} has no weights: no checkpoint, and no export/{WEIGHTS_FILE}.")
 
 
 def has_policy(run: Path) -> bool:
