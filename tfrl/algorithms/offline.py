@@ -216,7 +216,8 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
 
 def needs_dataset(config: OfflineSettings) -> str:
     """The sentence for settings without a set."""
-    return f"{config.algorithm} needs --dataset, the folder or the name of a set; python -m tfrl.collect makes one."
+    needs = f"{config.algorithm} needs --dataset, the folder or the name of a set"
+    return f"{needs}; python -m tfrl.collect makes one."
 
 
 class OfflineAgent(ReplayAgent):

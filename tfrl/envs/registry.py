@@ -216,7 +216,7 @@ def _with_tuples(value: Any) -> Any:
 def check(task: EnvSettings) -> None:
     """Raises like `specs`, and if the task has settings that the family of its env does not have."""
     env = task.env
-    if env == NO_ENV and getattr(task, "level_sets", LEVEL_SETS):
+    if env == NO_ENV and getattr(task, "level_sets", True):
         raise ValueError("--env none is for algorithms that learn from recorded data, with their --dataset")
     if family(env).names:
         for name in ("env_kwargs", "frame_skip"):
