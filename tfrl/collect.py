@@ -86,7 +86,7 @@ class Options:
     picture: str | None = None
     """The picture of --describe; None: NAME-returns.png here."""
     facts: bool = False
-    """With --describe, print only the spaces of the set, as JSON."""
+    """Print only the spaces of the set of --describe, as JSON."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -217,8 +217,8 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
 
 def needs_dataset(config: OfflineSettings) -> str:
     """The sentence for settings without a set."""
-    name = config.algorithm
-    return f"{name} needs --dataset, the folder or the name of a set; python -m tfrl.collect makes one."
+    needs = f"{config.algorithm} needs --dataset, the folder or the name of a set"
+    return f"{needs}; python -m tfrl.collect makes one."
 
 
 class OfflineAgent(ReplayAgent):

@@ -111,7 +111,7 @@ def specs(task: EnvSettings) -> tuple[ArraySpec, ActionSpec]:
 def check(task: EnvSettings) -> None:
     """Raises like `specs`, and if the task has settings that the family of its env does not have."""
     env = task.env
-    if env == facts.NO_ENV and getattr(task, "level_sets", LEVEL_SETS):
+    if env == facts.NO_ENV and getattr(task, "level_sets", True):
         raise ValueError("--env none is for algorithms that learn from recorded data, with their --dataset")
     if family(env).names:
         for name in ("env_kwargs", "frame_skip"):
