@@ -1,4 +1,4 @@
-"""What `benchmarks.gpu` measures: each function below runs in a process of its own and returns numbers.
+"""The measurements of `benchmarks.gpu`: each function below runs in a process of its own and returns numbers.
 
 TensorFlow is imported in that process alone: memory, options and threads of a device belong to a process.
 """

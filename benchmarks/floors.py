@@ -55,7 +55,7 @@ def _best(
 
 
 def seconds_of(function: Callable[[], Any], seconds: float) -> float:
-    """What a call takes, the median of as many as fit into `seconds`."""
+    """Seconds of a call: the median of as many calls as fit into `seconds`."""
     function()  # tracing, memory
     times, end = [], time.perf_counter() + seconds
     while time.perf_counter() < end or len(times) < 3:

@@ -12,7 +12,7 @@ from tfrl.__main__ import COMMANDS
 from tfrl.config import ALGORITHMS, reader
 from tfrl.config.distributed import check_ray
 from tfrl.config.run import ACTIVATIONS
-from tfrl.envs import gymnasium as ids
+from tfrl.envs import making as ids
 from tfrl.experience.normalize import RewardNormalizer
 
 CARTPOLE = ["--env", "CartPole-v1"]
@@ -81,7 +81,9 @@ def test_no_default_needs_ray(monkeypatch):
     """The set-up of `make train` has no Ray."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for algorithm in ALGORITHMS:
-        check_ray(reader(algorithm).parse([]))
+        kinds = reader(algorithm).flag_kinds
+        assert reader(algorithm).kind().observers == 0 if "observers" in kinds else True
+        check_ray(reader(algorithm).kind())  # of the defaults, without a data set
     tutorial = reader("reinforce").parse(["--preset", "tutorial"])
     with pytest.raises(Exception, match="--observers 2 needs Ray.*or give --observers 0"):
         check_ray(tutorial)

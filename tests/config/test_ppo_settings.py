@@ -97,7 +97,6 @@ BAD = [
     ("--env CartPole-v7", "there is no env 'CartPole-v7' (did you mean CartPole-v1?)"),
     ("--env nowhere:CartPole-v1", "needs the module nowhere, which cannot be imported"),
     ("--env made_envs:made/Several-v0", "shows a Sequence at a, which is not supported"),
-    ("--env made_envs:made/Table-v0", "takes a MultiDiscrete, which is not supported"),
     ("--env Cartpole", "there is no env 'Cartpole' (did you mean CartPole-v1?); known: bigfish,"),
     ("--num-levels 5", "--num-levels is only for procgen, and CartPole-v1 has no levels: leave it out."),
     ("--start-level 5", "--start-level is only for procgen, and CartPole-v1 has no levels: leave it out."),
