@@ -34,7 +34,7 @@ import numpy as np
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.run import files
 
-FORMAT = 5
+FORMAT = 6
 LEARNER = "learner.npz"
 MANIFEST = "manifest.json"
 SHARDS = "shards"
