@@ -1,6 +1,6 @@
 """Convolutions and ReLUs at the speed of the hardware: what TensorFlow does slowly, or wrongly, on CPUs.
 
-docs/notebook/bfloat16-speed.md has the times. On GPUs all functions use TensorFlow's usual operations.
+docs/notebook/bfloat16.md has the times. On GPUs all functions use TensorFlow's usual operations.
 """
 
 from __future__ import annotations

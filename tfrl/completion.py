@@ -71,7 +71,7 @@ def _flags() -> dict[str, dict[str, list[str]]]:
     """The flags of every command, each with its choices."""
     flags = {}
     for name in COMMANDS:
-        module = importlib.import_module(name)
+        module = importlib.import_module("resnet.__main__" if name == "resnet" else name)
         # The trainers' `main` has a reader; that of resnet.train is in its module.
         found = [getattr(getattr(module, "main", None), "reader", None), *vars(module).values()]
         reader = next((value for value in found if isinstance(value, Reader)), None)

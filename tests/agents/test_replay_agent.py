@@ -445,6 +445,18 @@ def test_numpy_acts_as_tensorflow_does(algorithm, env):
     np.testing.assert_array_equal(alone, fast[2])
 
 
+def test_exploration_adds_noise_of_the_chosen_deviation():
+    """In units of the action's range from -1 to 1, where it is cut off."""
+    agent = make_agent("ddpg", "--env", "Pendulum-v1", "--exploration-noise", "0.3")[1]
+    generator = np.random.default_rng(4)
+    observations = generator.normal(size=(64, 3)).astype(np.float32)
+    noise = np.linspace(-5, 5, 64, dtype=np.float32)[:, None]
+    best = agent.acting.choose(observations)
+    found = agent.acting.choose(observations, noise)
+    np.testing.assert_allclose(found, np.clip(best + 0.3 * noise, -1, 1), atol=1e-6)
+    assert (np.abs(found) < 1).sum() > 20 and (np.abs(found) == 1).sum() > 10
+
+
 def test_numpy_does_not_act_for_a_network_of_bfloat16():
     """NumPy acts in float32, which would not be the policy that is exported and evaluated."""
     _, agent = make_agent.__wrapped__("sac", "--env", "Pendulum-v1", "--precision", "bfloat16")

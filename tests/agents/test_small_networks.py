@@ -121,6 +121,21 @@ def test_actions_of_an_env_do_not_depend_on_other_envs(tmp_path, hidden):
                 np.testing.assert_array_equal(found, expected[rows])
 
 
+def test_the_deviation_of_the_policy_is_a_metric(tmp_path):
+    """Computed from the network's parameters: softplus, and 1 for a parameter of 0."""
+    learner = make(tmp_path, "--env", "Pendulum-v1", *SHORT)
+    generator = np.random.default_rng(0)
+    learners.change(learner.agent, moved_by(learner.agent, generator))
+    observations = generator.normal(size=(4, 3)).astype(np.float32)
+    found = learner.deviation_metric(observations)
+    parameters, _ = learners.Present(learner.agent)(observations)
+    free = np.asarray(parameters)[:, 1]
+    expected = np.log1p(np.exp(free + np.log(np.expm1(0.99)))).mean() + 0.01
+    assert found == {"train/action_std": pytest.approx(expected, rel=1e-5)}
+    assert "train/action_std" in learner.columns
+    assert "train/action_std" not in make(tmp_path, "--env", "CartPole-v1", *SHORT).columns
+
+
 def test_numpy_acts_with_the_newest_weights(tmp_path):
     learner = make(tmp_path, "--env", "CartPole-v1", *SHORT)
     agent, shown = learner.agent, (np.ones((4, 4), np.float32), np.zeros((4, 1), np.float32))

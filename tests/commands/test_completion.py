@@ -38,6 +38,7 @@ def complete(script, line):
         ("python -m tfrl.ppo_procgen --update-f", ["--update-freq"]),
         ("python -m tfrl.ppo_procgen --preset openai-", ["openai-easy", "openai-hard"]),
         ("python -m resnet.train --aug", ["--augment"]),
+        ("python -m resnet --dr", ["--draw"]),
         ("python -m cluster.launch --max-r", ["--max-restarts"]),
         ("python -m cluster.launch --ru", []),  # its examples have a --run-name
         ("python -m tfrl.evaluate lo", []),  # files, by `-o default`

@@ -74,6 +74,14 @@ def test_a_threshold_is_that_of_its_own_env(tmp_path):
     assert of.parse(["--config", str(file), "--env", "CartPole-v1"]).solved_at == -90
 
 
+def test_the_tutorials_own_discount_can_be_given():
+    """The preset has a usual discount, because the tutorial's sees only the next steps."""
+    parse = reader("reinforce").parse
+    assert parse(["--preset", "tutorial"]).gamma == 0.99
+    given = parse(["--preset", "tutorial", "--gamma", "0.1"])
+    assert (given.gamma, given.hidden, given.dropout, given.observers) == (0.1, "128", 0.6, 2)
+
+
 def test_a_number_is_refused_as_an_algorithm(tmp_path):
     (tmp_path / "config.yaml").write_text("algorithm: 5\n")
     assert "there is no algorithm '5'" in refusal(from_yaml, tmp_path / "config.yaml")

@@ -46,6 +46,13 @@ def test_the_hard_preset_of_ppg_has_no_unseen_levels():
     assert config.distribution_mode == "hard" and not config.has_unseen_levels
 
 
+def test_the_disk_space_of_a_phase_is_known_before_the_run():
+    """32 rollouts of 64 x 256 steps, twice where checkpoints need the phase before: 12.9 GB of images."""
+    assert reader("ppg").parse([]).phase_bytes == 2 * 32 * 64 * 256 * (64 * 64 * 3 + 4 + 4 * 15)
+    short = reader("ppg").parse(["--total-steps", str(3 * 64 * 256)])
+    assert short.phase_bytes == 3 * 64 * 256 * (64 * 64 * 3 + 4 + 4 * 15)
+
+
 def test_an_unwritable_folder_is_not_reported_as_a_full_disk():
     """/proc has no free space either."""
     answer = Answer("--env", "starpilot", "--logdir", "/proc/foo", module="tfrl.ppg")

@@ -46,6 +46,22 @@ def test_a_preset_may_name_its_env_and_a_flag_another():
     assert ppo("--preset torchrl --env CartPole-v1").env == "CartPole-v1"
 
 
+def test_the_preset_torchrl_has_the_settings_of_the_tutorial():
+    """Those of TorchRL's PPO tutorial, whose names are given where they differ."""
+    config = ppo("--preset torchrl")
+    assert (config.env, config.num_envs) == ("InvertedDoublePendulum-v5", 1)
+    assert (config.total_steps, config.num_steps) == (50_000, 1000)  # total_frames, frames_per_batch
+    assert (config.minibatch_size, config.epochs) == (64, 10)  # sub_batch_size, num_epochs
+    assert (config.clip_ratio, config.gamma, config.gae_lambda) == (0.2, 0.99, 0.95)
+    assert (config.entropy_coef, config.value_coef, config.value_loss) == (1e-4, 1.0, "huber")  # smooth_l1
+    assert (config.normalize_advantages, config.renew_advantages) == ("batch", True)
+    assert (config.lr, config.lr_schedule, config.max_grad_norm) == (3e-4, "cosine", 1.0)
+    assert config.torso_options == {"hidden": (256, 256, 256), "activation": ("tanh",) * 3}  # num_cells
+    assert not config.share_torso and config.normalize_observations and not config.normalize_rewards
+    assert config.normalize_random_steps == 1000
+    assert (config.eval_every, config.eval_greedy) == (10, True)
+
+
 @pytest.mark.parametrize(
     ("line", "rows", "steps"),
     [

@@ -256,6 +256,18 @@ def test_layers_of_one_shape_start_differently():
     assert len(drawn) == len(kernels)
 
 
+def test_residual_kernels_begin_as_in_he_et_al_2015():
+    """Normal numbers of variance 2 / fan-in (arXiv:1502.01852, eq. 10)."""
+    convolutions = [
+        np.asarray(layer.kernel)
+        for layer in resnet.build("resnet14", (8, 8, 3), seed=3).layers
+        if isinstance(layer, keras.layers.Conv2D) and layer.kernel.shape[0] == 3
+    ]
+    assert len(convolutions) == 13
+    standard = [kernel * np.sqrt(kernel[..., 0].size / 2) for kernel in convolutions]
+    assert all(abs(each.std() - 1) < 0.1 for each in standard)
+
+
 @pytest.mark.long
 def test_a_seed_means_the_same_in_every_process():
     code = "import resnet; print(resnet.build('mlp', (3,), seed=5).variables[0].numpy().tobytes().hex())"

@@ -41,6 +41,13 @@ def test_replicas_share_the_threads(small):
     assert strategy.make(small(threads=6, replicas=2), None).parts_at_once == 3
 
 
+def test_the_number_of_devices_is_told(small):
+    """The summary of a run and its last line name them."""
+    for replicas, shown in ((1, "CPU"), (2, "2 x CPU")):
+        runtime = strategy.make(small(replicas=replicas, device="cpu"), None)
+        assert (runtime.device, runtime.replicas) == (shown, replicas)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("module", "flags"),

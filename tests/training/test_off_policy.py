@@ -146,6 +146,9 @@ def test_a_resumed_run_of_a_single_env_ends_undisturbed(algorithm, tmp_path):
     plain = train(flags[0], tmp_path / "plain", *flags[1:])
     train(flags[0], tmp_path / "halves", *flags[1:], total_steps=200)
     assert_same_end(plain, train(flags[0], tmp_path / "halves", *flags[1:]))
+    deviations = [row.get("train/action_std") for row in without_times(plain)]
+    assert len(deviations) == 4
+    assert all(0 < float(x) < 2 if algorithm is SAC else x is None for x in deviations)
 
 
 def test_a_run_stopped_during_its_first_steps_resumes():

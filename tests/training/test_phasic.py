@@ -272,6 +272,8 @@ def test_a_run_that_is_cut_short_within_a_phase_ends_with_it(small, distilled):
 def test_a_run_tells_how_many_auxiliary_phases_it_has(small, updates, phases):
     learner = make(small(total_steps=updates * 128))
     assert learner.agent.summary["auxiliary phase"].startswith(f"{phases} in all, one every 2 updates")
+    disk = f"of rollouts in {learner._config.run_dir / 'phase'}"
+    assert disk in learner.agent.summary["disk and its cache"]
 
 
 def test_the_display_names_the_parts_of_an_auxiliary_phase(small):
