@@ -82,7 +82,7 @@ MUTANTS = (
     Mutant("checkpoint: an optimizer's slot is missing", _PARALLEL, "return {name: variable.numpy() for name, variable in self._variables.items()}", 'return {name: variable.numpy() * (not name.endswith("mean")) for name, variable in self._variables.items()}', _TEST_PARALLEL + " " + _TEST_PPO),
     Mutant("PPO: advantages are not centred", _PPO, "(samples.advantages - moments[0]) / (moments[1] + 1e-8)", "samples.advantages / (moments[1] + 1e-8)", _TEST_PPO),
     Mutant("PPO: moments of one replica's samples", _PPO, "        sums = sum_replicas(sums)\n", "", _TEST_PPO),
-    Mutant("PPO: the KL stop is one replica's", _PPO, 'means[self.means.index("approx_kl")] > config.target_kl', 'means[self.means.index("clip_fraction")] > config.target_kl', _TEST_PPO),
+    Mutant("PPO: the KL stop is one replica's", _PPO, 'means[names.index("approx_kl")] > target_kl', 'means[names.index("clip_fraction")] > target_kl', _TEST_PPO),
     Mutant("rewards: the returns go on after an episode", _NORMALIZE, "                running = np.where(first[t], 0.0, running)\n", "                pass\n", _TEST_NORMALIZE),
     Mutant("rewards: not clipped", _NORMALIZE, "np.clip(rewards / deviations[:, None], -_CLIP, _CLIP)", "rewards / deviations[:, None]", _TEST_NORMALIZE),
     Mutant("rewards: a restored run forgets its moments", _NORMALIZE, '        self._count, self._mean, self._variance = map(float, state["moments"])\n', "        pass\n", _TEST_NORMALIZE),

@@ -34,7 +34,7 @@ from tfrl.envs.spec import EnvSpec
             "Xqzzy-v0",
             "there is no env 'Xqzzy-v0'; if your own module registers it, write MODULE:Xqzzy-v0",
         ),
-        ("made_envs:made/Pixel-v0", "(did you mean made/Pixels-v0?)"),
+        ("made_envs:made/Pixel-v0", "(did you mean made_envs:made/Pixels-v0?)"),
         ("coin run", "there is no env 'coin run'"),
         ("", "there is no env ''"),
         ("a:b:CartPole-v1", "a:b"),

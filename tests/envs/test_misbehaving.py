@@ -72,7 +72,7 @@ LATER_WORDS = {
     "reset-bare": "shows an observation of float64 []",
     "reward-none": "gave a reward that is not a number (NaN)",
     "reward-two": "raised ValueError: setting an array element with a sequence",
-    "info-none": "raised AttributeError: 'NoneType' object has no attribute 'get'",
+    "info-none": "raised TypeError: argument of type 'NoneType' is not iterable",
 }
 
 

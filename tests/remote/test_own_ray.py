@@ -184,7 +184,7 @@ def test_a_run_can_be_stopped_while_its_ray_starts(tmp_path):
     ("command", "flags", "env", "asked", "without"),
     [
         ("impala", ["--actors", "2"], "catch", "--actors 2", ""),
-        ("reinforce", [], "CartPole-v1", "--observers 2", ", or give --observers 0"),  # nobody gave it
+        ("reinforce", ["--observers", "2"], "CartPole-v1", "--observers 2", ", or give --observers 0"),
     ],
 )
 def test_a_missing_ray_gives_a_one_sentence_error_with_the_packages_to_install(

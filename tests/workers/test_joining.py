@@ -7,7 +7,8 @@ import pytest
 from tfrl.workers import strategy
 from tfrl.workers.strategy import resolve_precision
 
-OWN = {"logdir", "resume", "env_threads", "env_processes", "cluster_timeout", "stall_timeout"}
+OWN = {"logdir", "resume", "yes", "log_level", "device", "threads", "env_threads", "env_processes"}
+OWN |= {"cluster_timeout", "stall_timeout"}
 
 
 def test_workers_compare_all_settings_except_those_of_a_machine(small):

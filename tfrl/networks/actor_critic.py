@@ -139,11 +139,11 @@ class ActorCritic(Network):
         self._cores: dict[str, Core] = {}
         if config.memory != "none":
             inputs = action_spec.encoded_size + 1 if config.memory_inputs else 0
-            for name, size, core_seed in zip(torsos, features, seeds[5:], strict=False):
+            for name, seen, core_seed in zip(torsos, features, seeds[5:], strict=False):
                 self._cores[name.replace("torso", "core")] = Core(
                     config.memory,
                     config.memory_size,
-                    features=size + inputs,
+                    features=seen + inputs,
                     by_row=not self.is_small,
                     length=config.sequence_length or None,
                     seed=core_seed,

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from resnet.operations import portable
 from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.networks import entrance
@@ -319,7 +320,8 @@ class Network:
         inputs = [tf.TensorSpec((None, *spec.shape), spec.dtype, "observations")]
         if self.memory_size:
             inputs.append(tf.TensorSpec((None, self.memory_size), tf.float32, "memory"))
-        traced = graph(self.outputs).get_concrete_function(weights, *inputs)
+        with portable():  # operations that a reader knows
+            traced = graph(self.outputs).get_concrete_function(weights, *inputs)
         return traced.graph.as_graph_def()
 
     @property
