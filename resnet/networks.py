@@ -49,13 +49,9 @@ def _replace_convolution(layer: keras.layers.Conv2D) -> None:
 
     def call(inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         arrays = inputs, tf.convert_to_tensor(layer.kernel), tf.convert_to_tensor(layer.bias)
-        convolve = partial(convolution, *arrays, stride=layer.strides[0], padding=layer.padding.upper())
-        outputs = convolve(with_relu=with_relu)
-        if layer.activation not in (keras.activations.relu, keras.activations.linear):
-            return layer.activation(outputs)
-        if not with_relu and not tf.executing_eagerly():
-            outputs.with_shortcut = convolve  # for `_add`
-        return outputs
+        settings = {"stride": layer.strides[0], "padding": layer.padding.upper()}
+        outputs = convolution(*arrays, **settings, with_relu=with_relu)
+        return outputs if with_relu else layer.activation(outputs)
 
     if layer.use_bias:
         layer.call = call
@@ -70,17 +66,6 @@ def _replace_dense(layer: keras.layers.Dense) -> None:
 
     if layer.compute_dtype != "float32":
         layer.call = call
-
-
-def _add(inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Adds a shortcut and a branch. If the branch ends with a convolution, the addition is part of it.
-
-    The convolution without the addition is then in the graph as well. TensorFlow does not compute it, because
-    nothing reads it.
-    """
-    shortcut, branch = inputs
-    convolve = getattr(branch, "with_shortcut", None)
-    return shortcut + branch if convolve is None else convolve(shortcut=shortcut)
 
 
 @contextlib.contextmanager
@@ -156,12 +141,6 @@ class Layers:
         layer.call = relu
         return layer(x)
 
-    def add(self, shortcut: KerasTensor, branch: KerasTensor, *, name: str) -> KerasTensor:
-        """The sum of two tensors of the same shape, in this shape."""
-        layer = keras.layers.Add(name=name)
-        layer.call = _add
-        return layer([shortcut, branch])
-
     def dense(
         self, x: KerasTensor, units: int, *, name: str, initializer: Initializer = glorot, **settings: Any
     ) -> KerasTensor:
@@ -216,7 +195,7 @@ def impala(images: KerasTensor, layers: Layers, *, width: int = 1, pooled: bool 
             branch = layers.relu(x, name=f"{block}_relu")
             branch = layers.conv(branch, filters, 3, name=f"{block}_conv1", activation="relu")
             branch = layers.conv(branch, filters, 3, name=f"{block}_conv2")
-            x = layers.add(x, branch, name=f"{block}_add")
+            x = keras.layers.Add(name=f"{block}_add")([x, branch])
     if pooled:
         x = _mean_of_image(layers.relu(x, name="head_relu"))
     else:
@@ -380,7 +359,7 @@ class Blocks:
             x = self.convolution(x, filters, size, part, strides=strides, initializer=initializer, last=last)
             if not last:
                 x = self.layers.relu(x, name=f"{part}_relu")
-        x = self.layers.add(shortcut, x, name=f"{name}_add")
+        x = keras.layers.Add(name=f"{name}_add")([shortcut, x])
         return self.layers.relu(x, name=f"{name}_relu")
 
     def padded_shortcut(self, x: KerasTensor, filters: int, strides: int, name: str) -> KerasTensor:

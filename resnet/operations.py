@@ -66,9 +66,11 @@ def convolution(
     stride: int = 1,
     padding: str = "SAME",
     with_relu: bool = False,
-    shortcut: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """conv(x) + bias, or relu(conv(x) + bias), or conv(x) + bias + shortcut: one operation of oneDNN on CPUs.
+    """conv(x) + bias, or relu(conv(x) + bias): one operation of oneDNN on CPUs.
+
+    The addition of a residual block stays an operation of its own. TensorFlow 2.21 can fuse it, too, but two
+    threads that compute the same fused operation then write into each other's memory.
 
     Its own gradients replace TensorFlow's where those are slow or wrong:
 
@@ -85,7 +87,6 @@ def convolution(
         padding: SAME or VALID.
         with_relu: applies a ReLU. If an input of the operation is not finite, so is a gradient. The output
             may be finite, because oneDNN's ReLU makes 0 of NaN.
-        shortcut: is added to the output, [B, H', W', D].
 
     Returns:
         [B, H', W', D], in the dtype of x.
@@ -94,13 +95,12 @@ def convolution(
     settings = {"strides": [1, stride, stride, 1], "padding": padding}
 
     @tf.custom_gradient
-    def of(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, *shortcut: tf.Tensor) -> Any:
+    def of(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> Any:
         if fused:
-            further = ["Relu"] * with_relu + ["Add"] * len(shortcut)
-            y = _fused_convolution(x, kernel, bias, *shortcut, fused_ops=["BiasAdd", *further], **settings)
+            y = _fused_convolution(x, kernel, bias, with_relu=with_relu, **settings)
         else:
             y = tf.nn.bias_add(tf.nn.conv2d(x, kernel, **settings), bias)
-            y = relu(y) if with_relu else y + shortcut[0] if shortcut else y
+            y = relu(y) if with_relu else y
 
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
             if with_relu:
@@ -112,11 +112,11 @@ def convolution(
             if fused and with_relu:  # a NaN in x is in the gradient of the kernel: NaN x 0 is NaN
                 finite = tf.math.is_finite(tf.reduce_sum(kernel) + tf.reduce_sum(bias))
                 gradients[2] += tf.where(finite, tf.zeros([], x.dtype), tf.constant(float("nan"), x.dtype))
-            return [*gradients, *([upstream] if shortcut else [])]
+            return gradients
 
         return y, gradient
 
-    return of(x, kernel, bias, *([] if shortcut is None else [shortcut]))
+    return of(x, kernel, bias)
 
 
 def _dense_gradients(x: tf.Tensor, kernel: tf.Tensor, upstream: tf.Tensor) -> list[tf.Tensor]:
@@ -147,17 +147,17 @@ def _convolution_gradients(
 
 
 def _fused_convolution(
-    x: tf.Tensor, kernel: tf.Tensor, *others: tf.Tensor, fused_ops: list[str], **settings: Any
+    x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, *, with_relu: bool, **settings: Any
 ) -> tf.Tensor:
-    """A convolution, then `fused_ops` with the `others`: biases, and a shortcut."""
-    types = AttrValue.ListValue(type=[other.dtype.as_datatype_enum for other in others])
+    """A convolution, the addition of biases, and perhaps a ReLU."""
+    operations = [b"BiasAdd", b"Relu"] if with_relu else [b"BiasAdd"]
     attributes = {
-        "TArgs": AttrValue(list=types),
-        "num_args": AttrValue(i=len(others)),
+        "TArgs": AttrValue(list=AttrValue.ListValue(type=[bias.dtype.as_datatype_enum])),
+        "num_args": AttrValue(i=1),
         "num_host_args": AttrValue(i=0),
-        "fused_ops": AttrValue(list=AttrValue.ListValue(s=[op.encode() for op in fused_ops])),
+        "fused_ops": AttrValue(list=AttrValue.ListValue(s=operations)),
     }
-    (y,) = _onednn("_MklNativeFusedConv2D", [x, kernel, *others], 1, attributes, **settings)
+    (y,) = _onednn("_MklNativeFusedConv2D", [x, kernel, bias], 1, attributes, **settings)
     return y
 
 
@@ -212,7 +212,7 @@ def _runs_onednn(dtype: tf.DType) -> bool:
     def try_out() -> list[tf.Tensor]:
         x, kernel, bias = (tf.zeros(shape, dtype) for shape in ((2, 4, 4, 16), (3, 3, 16, 16), (16,)))
         settings = {"strides": [1, 1, 1, 1], "padding": "SAME"}
-        y = _fused_convolution(x, kernel, bias, fused_ops=["BiasAdd", "Relu"], **settings)
+        y = _fused_convolution(x, kernel, bias, with_relu=True, **settings)
         return _fused_kernel_gradient(x, kernel.shape, y, **settings)
 
     with tf.init_scope():
