@@ -44,7 +44,8 @@ $(READY): requirements.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 12) else "tfrl needs Python 3.10, 3.11 or 3.12, not %d.%d: make PYTHON=/path/to/python3.11" % v)'
 	@$(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip  # 23.0 found no set for 3.10
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -e .
+	@# By a path: a script beside the checkout must find the package, and not the folder of the same name.
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt --config-settings editable_mode=compat -e .
 	@touch $@
 
 $(DEV_READY): $(READY) requirements-dev.txt

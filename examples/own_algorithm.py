@@ -45,5 +45,5 @@ class A2C(PPOAgent):
 
 
 if __name__ == "__main__":
-    run = tfrl.train(A2C, env="CartPole-v1", total_steps=50_000, seed=1)
+    run = tfrl.train(A2C, env="CartPole-v1", total_steps=50_000, seed=1, run_name="own-algorithm")
     print(f"{run.folder}: mean return {run.results['eval']['test']['return']:.1f}")

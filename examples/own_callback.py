@@ -40,6 +40,13 @@ class StopOnPlateau(tfrl.Callback):
 
 
 if __name__ == "__main__":
-    run = tfrl.train("ppo", env="CartPole-v1", total_steps=60_000, seed=1, callbacks=[StopOnPlateau(5)])
+    run = tfrl.train(
+        "ppo",
+        env="CartPole-v1",
+        total_steps=60_000,
+        seed=1,
+        run_name="own-callback",
+        callbacks=[StopOnPlateau(5)],
+    )
     print(f"ended after {run.results['env_steps']:,} steps: {run.results.get('stopped', 'all of them')}")
     print(run.progress["plateau/best_return"])

@@ -12,7 +12,9 @@ import tfrl
 
 def main() -> None:
     """Trains until an evaluation is good enough, or to the end."""
-    with tfrl.trainer("ppo", env="CartPole-v1", total_steps=60_000, seed=1, eval_episodes=16) as trainer:
+    with tfrl.trainer(
+        "ppo", env="CartPole-v1", total_steps=60_000, seed=1, run_name="own-loop", eval_episodes=16
+    ) as trainer:
         while not trainer.done:
             metrics = trainer.update()
             if trainer.updates % 5:

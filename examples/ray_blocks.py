@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 
 import numpy as np
 
 from tfrl import remote
 from tfrl.algorithms.sac import SACAgent
 from tfrl.config import reader
+from tfrl.config.distributed import how_to_install_ray
 
 
 def main() -> None:
@@ -31,6 +33,8 @@ def main() -> None:
     own, flags = parser.parse_known_args()  # all others are those of python -m tfrl.sac
     config = reader("sac").parse(["--num-envs", "4", "--total-steps", "12000", *flags])
 
+    if importlib.util.find_spec("ray") is None:
+        parser.exit(2, f"error: this example needs Ray, which is not installed: {how_to_install_ray()}\n")
     if own.ray_address:
         remote.reach_other_machines()
     from tfrl.remote.blocks import Learner, ParameterServer, ReplayShard, RolloutWorker  # before ray

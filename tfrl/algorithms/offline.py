@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
@@ -107,6 +108,7 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
 
     preset_summaries: ClassVar[Mapping[str, str]] = {"default": "for any set"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": DEFAULTS}
+    for_any_actions: ClassVar[str] = "bc"
     validation: ClassVar[float] = 0.0  # BC has a setting
     patience: ClassVar[int] = 0  # as well
     tau: ClassVar[float] = 1.0  # algorithms with target networks have settings
@@ -184,9 +186,11 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
         if self.env == AUTO and not self.dataset:
             raise UserError(needs_dataset(self))
         if self.env == AUTO:
+            known = Path(recorded.names_in(self.dataset)[0]).exists()
+            what = "names no env" if known else "is no folder here; the name of a set elsewhere names no env"
             raise UserError(
-                f"--dataset {self.dataset} names no env: give --env ID for evaluations, or --env none to "
-                "train without them."
+                f"--dataset {self.dataset} {what}: give --env ID for evaluations, or --env none to train "
+                "without them."
             )
         super().check()
 

@@ -352,11 +352,13 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
     Attributes:
       algorithm: the name of `python -m tfrl.NAME`, which config.yaml begins with.
       action_spaces: the action spaces that the algorithm is for.
+      for_any_actions: the name of a similar algorithm for all action spaces, for messages.
       updates_vary: True if an update has as many env steps as its episodes; `steps_per_update` is the limit.
     """
 
     algorithm: ClassVar[str]
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (ActionSpec,)
+    for_any_actions: ClassVar[str] = "ppo"
     updates_vary: ClassVar[bool] = False
 
     @property
@@ -522,8 +524,8 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         if not isinstance(action, self.action_spaces):
             needed = " or ".join(space.kind for space in self.action_spaces)
             raise UserError(
-                f"{self.algorithm} needs {needed} actions, and {self.env} has {action.kind} ones; use ppo, "
-                "or see docs/algorithms.md."
+                f"{self.algorithm} needs {needed} actions, and {self.env} has {action.kind} ones; use "
+                f"{self.for_any_actions}, or see docs/algorithms.md."
             )
         if self.env_processes and registry.family(self.env).names:
             raise UserError(

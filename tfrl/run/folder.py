@@ -122,7 +122,7 @@ def as_it_began(config: SettingsT, existing: SettingsT, *, instead: str = "--run
     if differing:
         raise UserError(
             f"{config.run_dir} holds a run with other settings: {'; '.join(differing)}. Give the same "
-            f"settings to resume it, or choose another {instead}."
+            f"settings to resume it, begin anew by --resume restart, or choose another {instead}."
         )
     return config
 
