@@ -1,9 +1,9 @@
-"""python -m benchmarks.tables: the tables and captions of the documents that follow from the kept runs.
+"""python -m benchmarks.tables: the tables of the documents that follow from the kept runs or the code.
 
 A document marks such a block with two comments, `<!-- tables: NAME -->` and `<!-- end -->`. Without flags,
-the program names a document whose blocks differ from `benchmarks/runs`. `--write` renews the blocks. `--draw`
-draws the figures of the same runs into docs/images. A test compares the blocks, so that a table, its figure
-and the notebook cannot differ.
+the program names a document whose blocks differ from `benchmarks/runs` and `tfrl`. `--write` renews the
+blocks. `--draw` draws the figures of the same runs into docs/images. A test compares the blocks, so that a
+table, its figure and the notebook cannot differ.
 """
 
 from __future__ import annotations
@@ -22,14 +22,20 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from benchmarks import command
+from tfrl import completion
+from tfrl import config as settings
 from tfrl.cli.errors import TrainingError
 from tfrl.envs.published import published_curve
+from tfrl.envs.spec import Box, Discrete, MultiDiscrete
 from tfrl.reporting import plots, runs, scores
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "benchmarks" / "runs"
 IMAGES = ROOT / "docs" / "images"
-DOCUMENTS = ("README.md", "docs/results.md", "docs/notebook/ppg-and-drac.md", "docs/notebook/impala.md")
+DOCUMENTS = (
+    *("README.md", "docs/results.md", "docs/algorithms.md"),
+    *("docs/notebook/ppg-and-drac.md", "docs/notebook/impala.md"),
+)
 _BLOCK = re.compile(r"(<!-- tables: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _NAMES = {"ppo": "PPO", "drac": "DrAC", "ppg": "PPG", "impala": "IMPALA"}
 _WINDOW = 163_840  # env steps of ten updates of PPO
@@ -204,6 +210,25 @@ def _all(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
+def matrix() -> str:
+    """What each algorithm can do, from its settings."""
+    rows, flags = [], completion._flags()
+    for name in settings.ALGORITHMS:
+        kind = settings.reader(name).kind
+        spaces = (Discrete, Box, MultiDiscrete)
+        taken = [space for space in spaces if issubclass(space, kind.action_spaces)]
+        has = flags[f"tfrl.{name}"]
+        replay = "--train-every" in has
+        offline = "no" if "--dataset" not in has else "half of each batch" if replay else "only"
+        cells = [", ".join(space.kind for space in taken), "images" if name == "drac" else "images, vectors"]
+        cells += ["`--memory`" if "--memory" in has else "–"]
+        cells += ["yes" if {Discrete, MultiDiscrete} & {*taken} else "–"]
+        cells += ["yes" if flag in has else "–" for flag in ("--actors", "--learners", "--replicas")]
+        rows.append([f"`{name}`", *cells, offline])
+    names = ("actions", "observations", "memory", "masks", "`--actors`", "`--learners`", "`--replicas`")
+    return _table(["", *names, "recorded data"], rows)
+
+
 # Figures
 
 
@@ -267,6 +292,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "course-impala": lambda: course_table(
         [(game, of) for game in _OF_IMPALA for of in ("published", "impala")]
     ),
+    "matrix": matrix,
     **{
         f"caption-{Path(file).stem.removeprefix('learning-')}": lambda shown=shown: caption(*shown)
         for file, shown in FIGURES.items()

@@ -82,7 +82,7 @@ def test_an_export_takes_the_envs_images_and_gives_its_actions(tmp_path):
     ],
 )
 def test_the_request_of_the_page_on_tf_serving_is_answered(algorithm, env, others, tmp_path):
-    """Its names, dtypes and shapes are those of docs/serving.md, and TF Serving finds the tag and signature."""
+    """Names, dtypes and shapes are those of docs/serving.md; the tag and the signature are TF Serving's."""
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
     (inputs,) = (json.loads(text)["inputs"] for text in re.findall(r"-d '(.+)'", page))
     config = settings.reader(algorithm).parse(["--env", env, "--hidden", "8"])
