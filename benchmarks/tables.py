@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "benchmarks" / "runs"
 IMAGES = ROOT / "docs" / "images"
 DOCUMENTS = (
-    *("README.md", "docs/results.md", "docs/algorithms.md"),
+    *("README.md", "docs/results.md", "docs/algorithms.md", "docs/it-does-not-learn.md"),
     *("docs/notebook/ppg-and-drac.md", "docs/notebook/impala.md"),
 )
 _BLOCK = re.compile(r"(<!-- tables: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -229,6 +229,36 @@ def matrix() -> str:
     return _table(["", *names, "recorded data"], rows)
 
 
+_HEALTHY = {
+    "train/first_ratio_error": (
+        "below 1e-4 without `--lag`",
+        "learner and actor compute different probabilities: report a bug",
+    ),
+    "train/approx_kl": ("0.001 to 0.03 nats", "above: lower `--lr`, or `--target-kl`; 0: raise `--lr`"),
+    "train/clip_fraction": ("0.01 to 0.3", "as above"),
+    "train/explained_variance": (
+        "rises towards 1; 0 or less only at first",
+        "near 0 for long: the critic learns nothing; `--normalize-rewards`, another `--gamma`",
+    ),
+    "train/entropy": (
+        "begins near log(number of actions), falls slowly",
+        "at its start or at 0: see the symptoms",
+    ),
+    "train/grad_norm": ("within a factor of ten of its median", "peaks: lower `--lr` or `--max-grad-norm`"),
+}
+
+
+def healthy() -> str:
+    """Healthy ranges of PPO's metrics, beside the range over the kept runs after five updates."""
+    found = [run.progress for game in _GAMES for run in kept("ppo", game)]
+    rows = []
+    for column, (healthy_range, advice) in _HEALTHY.items():
+        values = np.concatenate([progress[column][5:] for progress in found])
+        least, most = (f"{value:.2g}" for value in (values.min(), values.max()))
+        rows.append([f"`{column}`", healthy_range, f"{least} … {most}", advice])
+    return _table(["column", "healthy", f"{len(found)} runs", "if it is outside"], rows)
+
+
 # Figures
 
 
@@ -293,6 +323,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         [(game, of) for game in _OF_IMPALA for of in ("published", "impala")]
     ),
     "matrix": matrix,
+    "healthy": healthy,
     **{
         f"caption-{Path(file).stem.removeprefix('learning-')}": lambda shown=shown: caption(*shown)
         for file, shown in FIGURES.items()
