@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ DOCUMENTS = (
 )
 _BLOCK = re.compile(r"(<!-- tables: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _NAMES = {"ppo": "PPO", "drac": "DrAC", "ppg": "PPG", "impala": "IMPALA"}
+_BELOW = "**below**"
 _WINDOW = 163_840  # env steps of ten updates of PPO
 _COLUMNS = range(_WINDOW, 983_040 + 1, _WINDOW)
 _END, _LAST = _COLUMNS[-1], 1_015_808  # of the training returns; of the runs and their evaluations
@@ -112,10 +113,10 @@ def published(game: str, level_set: str, step: float) -> list[float]:
 def verdict(ours: Sequence[float], theirs: Sequence[float]) -> str:
     """Where the mean of our seeds lies beside the range of the published runs."""
     mean = float(np.mean(ours))
-    return "**below**" if mean < min(theirs) else "above" if mean > max(theirs) else "within"
+    return _BELOW if mean < min(theirs) else "above" if mean > max(theirs) else "within"
 
 
-def _numbers(values: Sequence[float]) -> str:
+def _numbers(values: Iterable[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values)
 
 
@@ -153,6 +154,34 @@ def levels_table(algorithms: Sequence[str], games: Sequence[str]) -> str:
             name = _NAMES[algorithm] if level_set == "train" else ""
             rows.append([name, title, *cells, _in_words(found)])
     return _table(["", "levels", *games, "mean of our seeds"], rows)
+
+
+def short_table(game: str, games: Sequence[str]) -> str:
+    """Returns on one game, and on how many games the mean of an algorithm's seeds is not below the range."""
+    sets = ("train", "test")
+    rows = [["published PPO", *(_range(published(game, level_set, _END)) for level_set in sets), "", ""]]
+    for algorithm, name in _NAMES.items():
+        cells = [_numbers(_ours(run, level_set) for run in kept(algorithm, game)) for level_set in sets]
+        for level_set in sets:
+            found = [
+                verdict(
+                    [_ours(run, level_set) for run in kept(algorithm, other)],
+                    published(other, level_set, _END),
+                )
+                for other in games
+                if kept(algorithm, other)
+            ]
+            reached = sum(where != _BELOW for where in found)
+            share = f"{reached} of {len(found)}"
+            cells.append(share if reached == len(found) else f"**{share}**")
+        rows.append([name, *cells])
+    head = ("", f"{game}, training levels", "unseen levels", "games reached: training", "unseen")
+    return _table(head, rows)
+
+
+def _ours(run: runs.Run, level_set: str) -> float:
+    """The return of a run on a level set, as the tables have it."""
+    return training(run, _END) if level_set == "train" else run.final_return("test")
 
 
 def _in_words(found: Sequence[tuple[str, str]]) -> str:
@@ -314,8 +343,8 @@ FIGURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """Algorithms and games of each figure in docs/images."""
 BLOCKS: dict[str, Callable[[], str]] = {
-    "procgen-readme": lambda: levels_table(("ppo", "drac", "ppg", "impala"), _GAMES),
-    "procgen": lambda: levels_table(("ppo", "drac", "ppg", "impala"), ("coinrun", *_GAMES)),
+    "procgen-readme": lambda: short_table("fruitbot", ("coinrun", *_GAMES)),
+    "procgen": lambda: levels_table(list(_NAMES), ("coinrun", *_GAMES)),
     "course-generalisation": lambda: course_table(
         [(game, of) for game in _GAMES for of in ("ppo", "published", "drac", "ppg")]
     ),
