@@ -240,7 +240,7 @@ def _all(names: Sequence[str]) -> str:
 
 
 def matrix() -> str:
-    """What each algorithm can do, from its settings."""
+    """The features of each algorithm, by its action spaces and its flags."""
     rows, flags = [], completion._flags()
     for name in settings.ALGORITHMS:
         kind = settings.reader(name).kind
