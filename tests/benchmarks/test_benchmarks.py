@@ -33,6 +33,8 @@ from tfrl.cli.errors import TrainingError
         ("learning_procgen", ["--total-steps", "1e3"], "--total-steps must be at least one update"),
         ("learning_procgen", ["--seeds", "1,x"], "--seeds must be a whole number; got 'x'"),
         ("learning_procgen", ["--seeds", "3..1"], "--seeds 3..1 has no seed"),
+        ("learning_offline", ["--algorithms", "bc,sac"], "--algorithms must be of bc, iql, td3_bc, cql"),
+        ("weights", ["--only", "ppo,nothing"], "there is no run nothing"),
         ("learning_procgen", ["--plot", "nowhere/curve.png"], "nowhere is no folder to write in"),
         (
             "learning_procgen",
