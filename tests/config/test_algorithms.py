@@ -9,9 +9,10 @@ import pytest
 from processes import ROOT
 from refusals import refusal
 
+from tfrl.algorithms.registry import ALGORITHMS, reader
+from tfrl.algorithms.runs import from_yaml
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
-from tfrl.config import ALGORITHMS, from_yaml, reader
 from tfrl.config.distributed import how_to_install_ray
 from tfrl.run.folder import as_it_began, check_run
 

@@ -9,7 +9,7 @@ import pytest
 from refusals import refusal
 
 from tfrl.__main__ import COMMANDS
-from tfrl.config import ALGORITHMS, reader
+from tfrl.algorithms.registry import ALGORITHMS, reader
 from tfrl.config.distributed import check_ray
 from tfrl.config.run import ACTIVATIONS
 from tfrl.envs import making as ids
