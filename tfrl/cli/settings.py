@@ -268,8 +268,8 @@ def preset_files(kind: type[Settings]) -> dict[str, Traversable]:
 def read_preset(kind: type[Settings], name: str) -> Preset:
     """Reads a preset of a dataclass of settings. Raises UserError if its file is wrong."""
     file = preset_files(kind)[name]
-    changes = _read_yaml(kind, file)
-    del changes["algorithm"], changes["preset"]
+    found = _read_yaml(kind, file)
+    changes = {name: value for name, value in found.items() if name not in ("algorithm", "preset")}
     lines = file.read_text(encoding="utf-8").splitlines()
     summary = itertools.takewhile(lambda line: line.startswith("#"), lines)
     return Preset(" ".join(line.removeprefix("#").strip() for line in summary), changes)

@@ -66,6 +66,11 @@ class Torso:
     Give one name for all layers, or one for each layer of --hidden: relu,tanh for example."""
 
     @property
+    def small_network(self) -> bool:
+        """True if the network is an mlp, which XLA and NumPy compute fastest (docs/design.md)."""
+        return self.torso == "mlp"
+
+    @property
     def hidden_units(self) -> tuple[int, ...]:
         """The units of each layer of mlp. Raises UserError if --hidden is no such list."""
         words = self.hidden.replace(" ", "").split(",")
@@ -113,7 +118,7 @@ class Torso:
     @property
     def torso_options(self) -> dict[str, Any]:
         """The options that the zoo builds the torso with, if they differ from its defaults."""
-        if self.torso == "mlp":
+        if self.small_network:
             return self.hidden_options
         if self.torso_width == 1 or callables.is_name(self.torso) or not resnet.entry(self.torso).has_width:
             return {}
@@ -411,11 +416,6 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         return name if self.algorithm == "ppo" else f"{self.algorithm.rpartition(':')[2]}-{name}"
 
     @property
-    def small_network(self) -> bool:
-        """True if the network is an mlp, which XLA and NumPy compute fastest (docs/design.md)."""
-        return self.torso == "mlp"
-
-    @property
     def has_one_topology(self) -> bool:
         """True if the network is small, and no second topology can run these settings.
 
@@ -426,8 +426,8 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
     @property
     def ineffective(self) -> dict[str, str]:
         """Settings without an effect by name, each with the reason."""
-        has_mlp = self.torso == "mlp" or registry.specs(self)[0].is_joined
-        found = {} if has_mlp else dict.fromkeys(DECIDE_MLP, f"with --torso {self.torso}")
+        has_hidden = self.small_network or registry.specs(self)[0].is_joined
+        found = {} if has_hidden else dict.fromkeys(DECIDE_MLP, f"with --torso {self.torso}")
         if self.start_from is None:
             found["checkpoint"] = "without --start-from"
         if callables.is_name(self.torso):
