@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command
+from tfrl.algorithms.registry import reader
 from tfrl.algorithms.reinforce import Config
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT, coerce
 from tfrl.cli.streams import quiet_start
-from tfrl.config import reader
 
 READER = reader("reinforce")
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks import command
 from benchmarks.update_floor import adam, apply, layers
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.cli.streams import quiet_start
 from tfrl.envs import registry
 from tfrl.envs.spec import Step

@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT
-from tfrl.config import reader
 
 _FLOOR = "gradient steps alone"
 _FEW = 200  # calls of what takes microseconds
@@ -49,12 +49,15 @@ class Options:
 def main(options: Options) -> None:
     """Measures and prints."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])  # before TensorFlow counts the cores
-    from tfrl.algorithms.ppo import PRESETS
+    from tfrl.algorithms.ppo import Config
+    from tfrl.cli.settings import preset_files
 
     presets = options.presets.split(",")
     for name in presets:
-        if name not in PRESETS:
-            raise UserError(f"--presets: there is no preset {name!r}; known: {', '.join(PRESETS)}.")
+        if name not in preset_files(Config):
+            raise UserError(
+                f"--presets: there is no preset {name!r}; known: {', '.join(preset_files(Config))}."
+            )
     results = [_measure(name, options.rounds) for name in presets]
     table = Table("us of processor time an env step", *presets, title="one core, medians")
     for row in results[0]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tfrl.config import ALGORITHMS
+from tfrl.algorithms.registry import ALGORITHMS
 
 ROOT = Path(__file__).parents[1]
 _FENCES = re.compile(r"^( *)```.*?^\1```", re.DOTALL | re.MULTILINE)

@@ -38,6 +38,22 @@ def imported(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def named(path):
+    """The project's modules that a file with `importlib.import_module` names in strings.
+
+    These are whole strings, such as "tfrl.run.files", and the beginnings of f-strings, such as
+    `tfrl.algorithms.*` of f"tfrl.algorithms.{name}".
+    """
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)) if "import_module" in text else ():
+        if isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
+            text = f"{node.values[0].value}*"
+        else:
+            text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and re.fullmatch(r"(tfrl|resnet|cluster)(\.\w+)*\.[\w*]+", text):
+            yield text
+
+
 def defined(path):
     """The names at the top of a module, also those within its conditions; None if it makes them up itself."""
     names, waiting = set(), list(ast.parse(path.read_text(encoding="utf-8")).body)
@@ -98,8 +114,10 @@ def may_import(importer, name):
     if own == "tfrl":
         mine = folder_of(importer)
         if package == "cluster":
-            return importer == "tfrl.completion" or mine in ("remote", "training")
+            return importer in ("tfrl.completion", "tfrl.__main__") or mine in ("remote", "training")
         theirs = folder_of(name)
+        if package == "resnet" and name.startswith("resnet.config."):
+            return RANKS[mine] >= RANKS["algorithms"]
         if package == "resnet":
             return mine == "commands" or not is_of_trainer(name)
         return mine == theirs or RANKS[theirs] < RANKS[mine]
@@ -120,7 +138,7 @@ def wrong_imports(root):
     return [
         f"{module} imports {name}"
         for module, path in modules(root, "tfrl", "resnet", "cluster").items()
-        for name in imported(path)
+        for name in (*imported(path), *named(path))
         if not may_import(module, name)
     ]
 
@@ -147,6 +165,15 @@ def test_every_folder_has_its_place():
             "tfrl.remote.actors imports tfrl.training.le",
         ),
         ("tfrl/report.py", "import cluster.launch", "tfrl.report imports cluster.launch"),
+        (
+            "tfrl/config/run.py",
+            'f = import_module("tfrl.run.files")',
+            "tfrl.config.run imports tfrl.run.files",
+        ),
+        ("tfrl/config/run.py", 'f = import_module(f"tfrl.{name}")', "tfrl.config.run imports tfrl.*"),
+        ("tfrl/config/run.py", "from resnet.config import READER", "tfrl.config.run imports resnet.config.R"),
+        ("tfrl/algorithms/registry.py", 'f = import_module(f"tfrl.algorithms.{name}")', None),
+        ("tfrl/algorithms/registry.py", "from resnet.config import READER", None),
         ("tfrl/algorithms/ppo.py", "import resnet.data", "tfrl.algorithms.ppo imports resnet.data"),
         ("resnet/networks.py", "from tfrl.cli import flags", "resnet.networks imports tfrl.cli.flags"),
         (

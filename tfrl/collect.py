@@ -24,11 +24,11 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from tfrl.algorithms.runs import find_policy, run_folder
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import COUNT, FRACTION, NATURAL, Range
 from tfrl.cli.streams import quiet_start
-from tfrl.config import run_folder
 from tfrl.config.run import check_task
 from tfrl.envs import facts as env_facts
 from tfrl.envs import registry
@@ -37,7 +37,7 @@ from tfrl.envs.spec import Step, VecEnv
 from tfrl.experience import recorded
 from tfrl.experience.episodes import LONGEST_EPISODE, Player, Watcher, check_level_set, level_spec, play
 from tfrl.experience.recorded import Episode, Manifest, Spaces
-from tfrl.networks.weights import PolicySource, find_policy
+from tfrl.networks.weights import PolicySource
 from tfrl.record import UniformPolicy, task_without_run
 from tfrl.run import files, rng
 from tfrl.run.folder import locked, weights_sha256

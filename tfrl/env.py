@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from tfrl.algorithms.registry import ALGORITHMS, reader
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import EnvError, UserError
 from tfrl.cli.flags import COUNT, NATURAL, Range
-from tfrl.config import ALGORITHMS, reader
 from tfrl.config.run import RLSettings, Task, check_task
 from tfrl.envs import registry
 from tfrl.envs.facts import Facts, facts_of

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from tfrl.algorithms.acting import SavedPolicy
+from tfrl.algorithms.runs import find_policy, run_folder
 from tfrl.cli import signals
 from tfrl.cli.errors import SettingsError, TrainingError, UserError
 from tfrl.cli.flags import coerce, flag, setting_hint
 from tfrl.cli.streams import quiet_start
-from tfrl.config import run_folder
 from tfrl.config.run import RLSettings
 from tfrl.envs import callables, observations, registry
 from tfrl.envs.spec import Discrete
 from tfrl.envs.subprocesses import ENV_PROCESS
 from tfrl.experience import episodes as playing
-from tfrl.networks.weights import PolicySource, find_policy
+from tfrl.networks.weights import PolicySource
 from tfrl.reporting import runs, scores
 from tfrl.run.callbacks import Callback
 from tfrl.run.folder import read_results, weights_sha256
@@ -125,15 +125,24 @@ def _read(
             "this process only steps envs and has imported your program for that: put the call of "
             f'tfrl.{caller} under `if __name__ == "__main__":`.'
         )
-    from tfrl.training.command import of_algorithm
-
-    command = of_algorithm(algorithm.replace("-", "_") if isinstance(algorithm, str) else algorithm)
+    command = command_of(algorithm.replace("-", "_") if isinstance(algorithm, str) else algorithm)
     named = [each for each in callbacks if isinstance(each, str)]
     settings |= {} if network is None else _torsos(network)
     values = _values(command, env, settings | ({"callbacks": named} if named else {}))
     config = command.reader.of_values(values)
     made = [command.as_callback(each) for each in callbacks if not isinstance(each, str)]
     return command, config, values, made
+
+
+def command_of(algorithm: str | type) -> Command:
+    """The command of an algorithm, or of the supervised trainer. Raises UserError if there is none."""
+    from tfrl.training.command import of_algorithm
+
+    if algorithm == "resnet":
+        from resnet.train import main
+
+        return main
+    return of_algorithm(algorithm)
 
 
 def _raise_for(code: int, folder: Path) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from tfrl import __version__
+from tfrl.algorithms.runs import run_folder
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.streams import tell
-from tfrl.config import run_folder
 from tfrl.envs.procgen import UNSEEN_LEVELS
 from tfrl.envs.published import (
     RANGES,

@@ -12,7 +12,7 @@ import tensorflow as tf
 from packed_envs import named, packed
 from processes import Training, learned, results
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import EnvError, UserError
 from tfrl.envs import registry
 from tfrl.envs.observations import FORBIDDEN

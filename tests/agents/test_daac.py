@@ -10,11 +10,11 @@ from learners import Present, make, prefer, updated
 from refusals import refusal
 
 from tfrl.algorithms import daac
-from tfrl.config import reader
+from tfrl.algorithms.registry import reader
 from tfrl.run import rng
 
 SMALL = daac.Config(
-    **daac.PRESETS["openai-easy"],
+    **reader("daac").changes_of("openai-easy"),
     env="catch",
     run_name="small",
     torso="cookbook",

@@ -13,7 +13,7 @@ from processes import results, rows
 from refusals import refusal
 
 from tfrl.algorithms import drac
-from tfrl.config import reader
+from tfrl.algorithms.registry import reader
 from tfrl.ops import augment
 from tfrl.ops.graph import graph
 from tfrl.run import rng

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import UserError
 
 FLAGS = "--num-envs 8 --num-steps 16 --num-minibatches 2 --epochs 2 --precision float32 --eval-episodes 2"

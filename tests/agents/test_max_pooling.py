@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tensorflow.python.eager import context  # nothing public tells which operations run
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.algorithms.dqn import DQNAgent
 from tfrl.experience.replay import Batch
 from tfrl.workers import strategy

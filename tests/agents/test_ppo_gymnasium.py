@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from learners import Present
 
-from tfrl.config import reader
+from tfrl.algorithms.registry import reader
 
 READER = reader("ppo")
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from made_envs import made
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.experience.episodes import level_spec, play
 from tfrl.experience.memory import Memory
 

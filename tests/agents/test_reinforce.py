@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.algorithms.reinforce import ReinforceAgent
 from tfrl.envs.registry import make
 from tfrl.envs.spec import EnvSpec

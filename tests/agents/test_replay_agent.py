@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from processes import train_here
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.experience.replay import Batch
 from tfrl.workers import strategy
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrl.config import reader
+from tfrl.algorithms.registry import reader
 from tfrl.envs.spec import ArraySpec
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.config.run import RLSettings
 from tfrl.experience.replay import Batch
 from tfrl.networks.network import Packing

@@ -21,7 +21,7 @@ from benchmarks import (
     speed,
     throughput,
 )
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import TrainingError
 
 

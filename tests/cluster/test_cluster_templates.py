@@ -15,8 +15,8 @@ from recipes import CLUSTER, ROOT, configs_of, run, write_tool
 
 from cluster import launch
 from cluster import tf_config as tf_config_command
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import UserError
-from tfrl.config import reader
 from tfrl.workers import tf_config
 
 pytestmark = pytest.mark.promise

@@ -16,9 +16,9 @@ from made_runs import make_run
 from PIL import Image
 
 from resnet import config as supervised
-from tfrl import config as settings
 from tfrl import report
 from tfrl.algorithms import ppo
+from tfrl.algorithms import runs as settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.envs.registry import games

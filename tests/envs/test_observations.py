@@ -12,7 +12,7 @@ from gymnasium import spaces
 from made_envs import play, vector
 from packed_envs import ALONE, PLACES, drawn, named, packed
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import EnvError
 from tfrl.envs import callables, observations, registry
 from tfrl.envs.calls import checked_mask

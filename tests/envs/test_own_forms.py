@@ -16,8 +16,8 @@ from made_envs import vector
 from processes import ROOT
 
 import tfrl
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import EnvError
-from tfrl.config import reader
 from tfrl.envs import registry
 from tfrl.envs.facts import find_facts
 from tfrl.envs.spaces import observation_spec

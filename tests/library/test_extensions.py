@@ -19,8 +19,9 @@ from processes import ROOT
 
 import tfrl
 from tfrl.algorithms import dqn, ppo
+from tfrl.algorithms.registry import reader_of
 from tfrl.cli.flags import NOT_NEGATIVE
-from tfrl.config import hyperparameters, reader_of
+from tfrl.config.run import hyperparameters
 from tfrl.envs.facts import FACTS_FILE
 from tfrl.ops import q_learning
 from tfrl.training.command import of_algorithm

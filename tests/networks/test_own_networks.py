@@ -8,7 +8,7 @@ import tensorflow as tf
 from packed_envs import packed
 
 import tfrl
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import UserError
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.on_policy import OnPolicyLearner

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from processes import PATIENCE, ROOT
 
-from tfrl.config import reader
+from tfrl.algorithms.registry import reader
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.collector import Collector

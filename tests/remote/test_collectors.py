@@ -14,7 +14,7 @@ from learners import make, updated
 from processes import Answer, assert_refused
 
 from benchmarks.process_tree import alive
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import UserError
 from tfrl.config import distributed
 from tfrl.experience.collector import Versioned

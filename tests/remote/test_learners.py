@@ -20,7 +20,7 @@ from processes import PATIENCE, ROOT, results, rows, steps_done
 from test_own_ray import CATCH, LONG, UPDATE, Impala, end_all, of_ray, train
 
 from benchmarks.process_tree import family, wait_until_gone
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.networks.weights import weights_of
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.training.on_policy import OnPolicyLearner

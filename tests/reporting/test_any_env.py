@@ -10,14 +10,15 @@ from made_runs import make_run
 
 from tfrl import report
 from tfrl.algorithms import drac, ppg, ppo
-from tfrl.algorithms.ppo import PRESETS, Config
+from tfrl.algorithms.ppo import Config
+from tfrl.algorithms.registry import reader
 from tfrl.envs.published import returns_elsewhere
 from tfrl.envs.registry import level_set_title
 from tfrl.report import render
 from tfrl.reporting import plots, runs
 from tfrl.training.learner import results_table
 
-_GYMNASIUM = {**PRESETS["gymnasium"], "preset": "gymnasium"}
+_GYMNASIUM = {**reader("ppo").changes_of("gymnasium"), "preset": "gymnasium"}
 _GYMNASIUM.pop("total_steps")
 
 

@@ -20,9 +20,9 @@ from resnet import evaluate, learner
 from resnet.config import Config, from_yaml, parse
 from resnet.data import Dataset, Pass, Share, Split, training_pass
 from resnet.learner import Classifier, ImageLearner
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
-from tfrl.config import reader
 from tfrl.envs.spec import ArraySpec, Discrete
 from tfrl.networks import weights
 from tfrl.networks.entrance import variable_name

@@ -13,9 +13,9 @@ import tensorflow  # noqa: F401 - conftest.py then splits the CPU
 from processes import PATIENCE, ROOT, Answer, Training, rows, steps_done, train_here
 
 from tfrl.algorithms.ppo import Config
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import PeerError, UserError
 from tfrl.cli.settings import to_yaml
-from tfrl.config import reader
 from tfrl.run import folder as folders
 from tfrl.run.folder import LOCK_FILE, is_held, locked, take_run
 from tfrl.workers import tf_config

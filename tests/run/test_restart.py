@@ -13,9 +13,9 @@ from processes import ROOT, results, steps_done, train
 from refusals import refusal
 
 import tfrl
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
-from tfrl.config import reader
 from tfrl.run import restart
 from tfrl.run.folder import holds_run, take_run
 from tfrl.workers import tf_config

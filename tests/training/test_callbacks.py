@@ -19,10 +19,10 @@ from learners import train
 from scripted import Acting
 
 import tfrl
-from tfrl.config import reader
+from tfrl.algorithms.registry import reader
+from tfrl.algorithms.runs import find_policy
 from tfrl.envs import registry
 from tfrl.experience.episodes import evaluation_results, level_spec, play
-from tfrl.networks.weights import find_policy
 from tfrl.record import UniformPolicy
 from tfrl.reporting import runs
 from tfrl.run import loop

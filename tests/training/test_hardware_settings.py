@@ -14,7 +14,7 @@ from refusals import refusal
 from resnet.config import READER as SUPERVISED
 from tfrl.algorithms.dqn import DQNAgent
 from tfrl.algorithms.ppo import PPOAgent
-from tfrl.config import reader
+from tfrl.algorithms.registry import reader
 from tfrl.workers import machine, strategy
 
 SHORT = "--env catch --num-levels 0 --torso linear --num-envs 8 --num-steps 16 --num-minibatches 4 --epochs 1"

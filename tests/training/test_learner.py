@@ -10,7 +10,7 @@ from learners import build_actor_critic, initial_arrays, updated
 from learners import make as make_learner
 from refusals import refusal
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.envs import gymnasium as family
 from tfrl.envs.registry import make
 from tfrl.envs.spec import EnvSpec

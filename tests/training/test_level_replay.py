@@ -10,8 +10,8 @@ import pytest
 from learners import make, train, updated
 from processes import ROOT
 
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import EnvError
-from tfrl.config import reader
 from tfrl.training.command import learner_class
 
 BIGFISH = "--env bigfish --torso linear --precision float32 --level-replay --num-levels 30 --start-level 5"

@@ -7,9 +7,9 @@ import pytest
 from refusals import refusal
 
 import tfrl
+from tfrl.algorithms.registry import reader
 from tfrl.cli.flags import ENDLESS
 from tfrl.cli.settings import to_yaml
-from tfrl.config import reader
 
 ROLLOUT = {"num_envs": 4, "hidden": "8", "torso": "mlp", "eval_episodes": 1}
 SMALL = {

@@ -17,7 +17,7 @@ from learners import make, updated
 from refusals import refusal
 from worker_pair import ended, run_workers, started
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.envs import gymnasium
 from tfrl.run import loop
 from tfrl.run import session as session_module

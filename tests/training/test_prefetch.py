@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from learners import make, updated
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.config.distributed import DistributedSettings
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.on_policy import OnPolicyLearner

@@ -14,9 +14,10 @@ import pytest
 from processes import Answer, assert_refused
 from refusals import refusal
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
+from tfrl.algorithms.runs import check_start, find_policy
 from tfrl.cli.errors import UserError
-from tfrl.networks.weights import check_start, find_policy, read_start
+from tfrl.networks.weights import read_start
 from tfrl.run import loop
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.console import Console

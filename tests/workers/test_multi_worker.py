@@ -37,10 +37,10 @@ from worker_pair import (
 from benchmarks import namespaces
 from cluster.launch import free_ports
 from tfrl import evaluate
+from tfrl.algorithms.registry import reader
+from tfrl.algorithms.runs import find_policy
 from tfrl.cli.settings import to_yaml
-from tfrl.config import reader
 from tfrl.envs.registry import LEVEL_SETS
-from tfrl.networks.weights import find_policy
 from tfrl.run.checkpoint import CheckpointStore, State
 
 pytestmark = pytest.mark.promise

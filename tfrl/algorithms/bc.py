@@ -5,7 +5,6 @@ The network is PPO's, so `tfrl.ppo --start-from` goes on with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -42,32 +41,12 @@ class BC:
     """Normalise vectors by their mean and standard deviation in the set, which the policy contains."""
 
 
-_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "default": {
-        "torso": "auto",
-        "share_torso": False,
-        "free_deviation": True,
-        "normalize_observations": True,
-        "total_steps": 20_000,
-        "lr": 1e-3,
-        "eval_greedy": True,
-    },
-    "images": {"torso": "auto", "total_steps": 5_000, "iteration_steps": 100, "lr": 5e-4},
-}
-"""The settings that each preset changes in Config's defaults: the networks of PPO's own presets."""
-
-
 @dataclass(frozen=True)
 class Config(BC, Network, OfflineSettings):
     """All settings of behaviour cloning. One field a flag."""
 
-    algorithm: ClassVar[str] = "bc"
+    algorithm: str = "bc"
     sections: ClassVar[tuple[type, ...]] = (OfflineTask, Offline, BC, Network, Hardware, Run)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
-    preset_summaries: ClassVar[Mapping[str, str]] = {
-        "default": "for vectors, with the network of PPO's preset gymnasium",
-        "images": "for images, which use it by default, with the network of PPO's preset openai-easy",
-    }
     make_network = RolloutSettings.make_network  # it takes these settings, too
 
     def default_preset(self) -> str:

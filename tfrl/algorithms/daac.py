@@ -22,7 +22,7 @@ passes of the value follow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -65,29 +65,12 @@ class DAAC:
     """Hidden units of IDAAC's classifier; 0: it is linear."""
 
 
-_AUTHORS = {"epochs": 1, "normalize_advantages": "batch", "share_torso": False}
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "openai-easy": _AUTHORS,
-    "openai-hard": {**ppo.PRESETS["openai-hard"], **_AUTHORS},
-    "gymnasium": {**ppo.PRESETS["gymnasium"], **_AUTHORS},
-}
-"""The settings that each preset changes in Config's defaults."""
-_SUMMARIES = {
-    "openai-easy": "the authors' settings that are the same for all games; docs/algorithms.md lists the "
-    "differences",
-    "openai-hard": "the same for hard levels, with the levels and envs of PPO's openai-hard",
-    "gymnasium": "PPO's settings for Gymnasium envs, with the passes of the authors",
-}
-
-
 @dataclass(frozen=True)
 class Config(DAAC, ppo.Config):
     """All settings of a run of DAAC or IDAAC. One field a flag."""
 
-    algorithm: ClassVar[str] = "daac"
+    algorithm: str = "daac"
     sections: ClassVar[tuple[type, ...]] = (Task, PPO, DAAC, LevelReplay, Network, *DISTRIBUTED_SECTIONS)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
-    preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
 
     @property
     def minibatch_epochs(self) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -52,28 +52,12 @@ class DrAC:
     """Weight of DrAC's losses, which make policy and value equal for augmented and true observations."""
 
 
-_AUTHORS = {"normalize_advantages": "batch"}
-_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "openai-easy": _AUTHORS,
-    "openai-hard": {**ppo.PRESETS["openai-hard"], **_AUTHORS},
-    "gymnasium": {**ppo.PRESETS["gymnasium"], "normalize_observations": False},
-}
-"""The settings that each preset changes in Config's defaults."""
-_SUMMARIES = {
-    "openai-easy": "the authors' settings, which are for easy levels",
-    "openai-hard": "the same, with the levels and envs of PPO's openai-hard",
-    "gymnasium": "PPO's settings for Gymnasium envs, for envs with images",
-}
-
-
 @dataclass(frozen=True)
 class Config(DrAC, ppo.Config):
     """All settings of a run of data-regularised PPO. One field a flag."""
 
-    algorithm: ClassVar[str] = "drac"
+    algorithm: str = "drac"
     sections: ClassVar[tuple[type, ...]] = (Task, PPO, DrAC, LevelReplay, Network, *DISTRIBUTED_SECTIONS)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
-    preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Discrete,)
 
     @property

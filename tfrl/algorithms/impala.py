@@ -50,67 +50,12 @@ class IMPALA(Rollouts):
     value_coef: Annotated[float, NOT_NEGATIVE] = 0.25
 
 
-_GYMNASIUM = {
-    "total_steps": 1_000_000,
-    "num_envs": 16,
-    "num_steps": 32,
-    "num_minibatches": 1,
-    "lr": 1e-3,
-    "lr_schedule": "linear",
-    "gamma": 0.99,
-    "entropy_coef": 0.01,
-    "value_coef": 0.5,
-    "normalize_observations": True,
-    "free_deviation": True,
-    "torso": "auto",
-    "share_torso": False,
-    "eval_greedy": True,
-}
-
-_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "procgen": {},
-    "procgen-hard": {
-        "distribution_mode": "hard",
-        "num_levels": 500,
-        "total_steps": 200_000_000,
-        "num_envs": 256,
-        "num_minibatches": 16,
-    },
-    "paper": {
-        "num_envs": 32,
-        "num_steps": 20,
-        "num_minibatches": 1,
-        "optimizer": "rmsprop",
-        "lr": 6e-4,
-        "lr_schedule": "linear",
-        "adam_epsilon": 0.1 / 640**2,
-        "gamma": 0.99,
-        "vtrace_lambda": 1.0,
-        "entropy_coef": 0.01,
-        "value_coef": 0.5,
-        "max_grad_norm": 40 / 640,
-    },
-    "gymnasium": _GYMNASIUM,
-}
-"""The settings that each preset changes in Config's defaults."""
-
-_SUMMARIES = {
-    "procgen": "for procgen's easy levels; the other presets begin from these",
-    "procgen-hard": "for procgen's hard levels",
-    "paper": "Espeholt et al. 2018, table G.1. Its loss is a sum over 20 x 32 samples, and ours is the mean, "
-    "so its gradient norm is divided by 640, and its epsilon by the square of 640",
-    "gymnasium": "for Gymnasium envs with vectors, which use it by default",
-}
-
-
 @dataclass(frozen=True)
 class Config(IMPALA, RolloutSettings):
     """All settings of an IMPALA run. One field a flag."""
 
-    algorithm: ClassVar[str] = "impala"
+    algorithm: str = "impala"
     sections: ClassVar[tuple[type, ...]] = (Task, IMPALA, Network, *DISTRIBUTED_SECTIONS)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
-    preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     aliases: ClassVar[Mapping[str, str]] = {
         **RolloutSettings.aliases,
         "update_freq": "num_steps",

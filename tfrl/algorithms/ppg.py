@@ -13,7 +13,7 @@ which order; this file has the gradient steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -23,7 +23,6 @@ from rich import filesize
 from tfrl.algorithms import ppo
 from tfrl.algorithms.actor_critic import units_of_part
 from tfrl.algorithms.ppo import PPO, Estimates, PPOAgent
-from tfrl.algorithms.ppo import PRESETS as _OF_PPO
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT, NOT_NEGATIVE, POSITIVE, Range
 from tfrl.config.distributed import Actors, Learners
@@ -64,34 +63,6 @@ class PPG:
     """Weight of the loss that keeps the policy unchanged in the auxiliary phase."""
 
 
-# The authors' code: one pass, a value loss that is not halved, no clipping of values or gradients. Two
-# differences are not settings: they scale the initial weights of every unit to a norm, and ours are those of
-# PPO; their minibatches are whole rollouts of 256 steps of a few envs, and ours are as many random steps of
-# all envs, because then no topology changes them.
-_AUTHORS = {
-    "epochs": 1,
-    "clip_value": False,
-    "value_coef": 1.0,
-    "normalize_advantages": "batch",
-    "max_grad_norm": 1e9,
-    "adam_epsilon": 1e-8,
-    "share_torso": False,
-}
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "openai-easy": _AUTHORS,
-    "openai-hard": {**_OF_PPO["openai-hard"], "num_levels": 0, "total_steps": 100_000_000, **_AUTHORS},
-    "gymnasium": {**_OF_PPO["gymnasium"], "epochs": 1, "policy_updates": 16, "aux_lr": 3e-4},
-}
-"""The settings that each preset changes in Config's defaults."""
-_SUMMARIES = {
-    "openai-easy": "the authors' settings, with the levels and envs of PPO's openai-easy; docs/algorithms.md "
-    "lists the differences",
-    "openai-hard": "the same for hard levels, with the envs of their four workers: all levels are training "
-    "levels, as in the paper, so there are no unseen levels",
-    "gymnasium": "PPO's settings for Gymnasium envs, with shorter phases",
-}
-
-
 @dataclass(frozen=True)
 class Config(PPG, ppo.Config):
     """All settings of a run of phasic policy gradient. One field a flag.
@@ -101,10 +72,8 @@ class Config(PPG, ppo.Config):
     value reaches the torso in the auxiliary phase.)
     """
 
-    algorithm: ClassVar[str] = "ppg"
+    algorithm: str = "ppg"
     sections: ClassVar[tuple[type, ...]] = (Task, PPO, PPG, LevelReplay, Network, Hardware, Learners, Run)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
-    preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Discrete,)
     takes_own_heads: ClassVar[bool] = False  # the auxiliary head needs features
 

@@ -18,6 +18,7 @@ from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSett
 from tfrl.algorithms.algorithm import check_finite
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import FRACTION, NATURAL, NOT_NEGATIVE, POSITIVE, Range
+from tfrl.cli.settings import preset_files
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Network, Task
 from tfrl.envs import registry
@@ -29,107 +30,6 @@ from tfrl.ops.optimizers import learning_rate
 from tfrl.run import rng
 from tfrl.workers.data_parallel import GradientStep, Losses, Weights, sum_replicas
 from tfrl.workers.strategy import Runtime
-
-# For Gymnasium's envs: short rollouts, and a small network each for policy and value.
-_GYMNASIUM = {
-    "total_steps": 1_000_000,
-    "num_envs": 8,
-    "num_steps": 128,
-    "epochs": 10,
-    "num_minibatches": 8,
-    "lr": 3e-4,
-    "lr_schedule": "linear",
-    "gamma": 0.99,
-    "clip_value": False,
-    "normalize_observations": True,
-    "free_deviation": True,
-    "torso": "auto",
-    "share_torso": False,
-    "eval_greedy": True,
-}
-
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "openai-easy": {},
-    "openai-hard": {
-        "distribution_mode": "hard",
-        "num_levels": 500,
-        "total_steps": 200_000_000,
-        "num_envs": 256,
-    },
-    "cookbook": {
-        "num_envs": 8,
-        "num_steps": 16,
-        "num_minibatches": 1,
-        "lr": 1e-4,
-        "clip_ratio": 0.1,
-        "clip_value": False,
-        "gamma": 0.99,
-        "normalize_rewards": False,
-        "torso": "cookbook",
-        "share_torso": False,
-    },
-    "gymnasium": _GYMNASIUM,
-    "pendulum": {
-        **_GYMNASIUM,
-        "env": "Pendulum-v1",
-        "total_steps": 300_000,
-        "num_envs": 16,
-        "num_steps": 64,
-        "lr": 1e-3,
-        "gamma": 0.9,
-        "entropy_coef": 0.0,
-    },
-    "torchrl": {
-        "env": "InvertedDoublePendulum-v5",
-        "total_steps": 50_000,
-        "num_envs": 1,
-        "num_steps": 1000,
-        "epochs": 10,
-        "minibatch_size": 64,
-        "lr": 3e-4,
-        "lr_schedule": "cosine",
-        "clip_value": False,
-        "value_loss": "huber",
-        "gamma": 0.99,
-        "normalize_advantages": "batch",
-        "renew_advantages": True,
-        "entropy_coef": 1e-4,
-        "value_coef": 1.0,
-        "max_grad_norm": 1.0,
-        "adam_epsilon": 1e-8,
-        "normalize_rewards": False,
-        "normalize_observations": True,
-        "normalize_random_steps": 1000,
-        "torso": "mlp",
-        "hidden": "256,256,256",
-        "share_torso": False,
-        "eval_every": 10,
-        "eval_episodes": 1,
-        "eval_greedy": True,
-    },
-    "cleanrl": {
-        "env": "InvertedDoublePendulum-v5",
-        **_GYMNASIUM,
-        "num_envs": 1,
-        "num_steps": 2048,
-        "num_minibatches": 32,
-        "entropy_coef": 0.0,
-        "clip_value": True,
-    },
-}
-"""The settings that each preset changes in Config's defaults."""
-
-_SUMMARIES: Mapping[str, str] = {
-    "openai-easy": "train-procgen's settings for easy levels; the other presets begin from these",
-    "openai-hard": "train-procgen's settings for hard levels, with the envs of its four workers",
-    "cookbook": "the rollout, learning rate, clip ratio and discount of the TensorFlow 2 cookbook's procgen "
-    "recipe, for a comparison. The recipe itself has one env, Nadam, the rewards (r + 8) / 8 and a network "
-    "with dropout (--dropout)",
-    "gymnasium": "for Gymnasium envs; envs with vectors use it by default",
-    "pendulum": "for Pendulum-v1, which uses it by default",
-    "torchrl": "the run of TorchRL's PPO tutorial",
-    "cleanrl": "CleanRL's settings for continuous control",
-}
 
 _OF_ENVS: Mapping[str, str] = {"Pendulum-v1": "pendulum"}
 """The default presets of envs whose rewards need other settings than the rest of their family."""
@@ -181,10 +81,8 @@ class PPO(Rollouts):
 class Config(PPO, LevelReplay, RolloutSettings):
     """All settings of a PPO run; the defaults are the preset openai-easy. One field a flag."""
 
-    algorithm: ClassVar[str] = "ppo"
+    algorithm: str = "ppo"
     sections: ClassVar[tuple[type, ...]] = (Task, PPO, LevelReplay, Network, *DISTRIBUTED_SECTIONS)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
-    preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     aliases: ClassVar[Mapping[str, str]] = {
         **RolloutSettings.aliases,
         "update_freq": "num_steps",
@@ -255,7 +153,7 @@ class Config(PPO, LevelReplay, RolloutSettings):
         Gymnasium envs with images get the preset of games.
         """
         of_env = _OF_ENVS.get(registry.own_name(self.env), "")
-        preset = of_env if of_env in self.presets else registry.family(self.env).preset
+        preset = of_env if of_env in preset_files(type(self)) else registry.family(self.env).preset
         return "openai-easy" if preset == "gymnasium" and self.shows_images else preset
 
     @classmethod

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -57,41 +56,12 @@ class Observers(NoResult):
     """Replace an observer that takes more seconds than this for an answer."""
 
 
-_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "default": {"total_steps": 1_000_000, "torso": "auto", "hidden": "64", "eval_greedy": True},
-    "tutorial": {
-        "total_steps": 1_000_000,
-        "num_envs": 4,
-        "observers": 2,
-        "max_steps": 5000,
-        "torso": "mlp",
-        "hidden": "128",
-        "activation": "relu",
-        "dropout": 0.6,
-        "lr": 1e-2,
-        "max_grad_norm": None,
-        "eval_greedy": True,
-    },
-}
-"""The settings that each preset changes in Config's defaults."""
-
-_SUMMARIES = {
-    "default": "solves CartPole-v1",
-    "tutorial": "PyTorch's RPC tutorial: one hidden layer of 128 with dropout, and two observers on "
-    "Ray, which must be installed. Three things differ: gamma "
-    "is 0.99 where the tutorial has 0.1; the loss is a mean where the tutorial has a sum, which makes no "
-    "difference to Adam; the tutorial's returns continue over the ends of episodes",
-}
-
-
 @dataclass(frozen=True)
 class Config(Observers, REINFORCE, RLSettings):
     """All settings of a REINFORCE run. One field a flag."""
 
-    algorithm: ClassVar[str] = "reinforce"
+    algorithm: str = "reinforce"
     sections: ClassVar[tuple[type, ...]] = (Task, REINFORCE, Torso, Hardware, Observers, Run)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
-    preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     updates_vary: ClassVar[bool] = True
 
     preset: str = "default"

@@ -79,66 +79,6 @@ class ReplayLearning(ScheduledLearning):
     all are from the replay."""
 
 
-DEFAULTS: Mapping[str, Any] = {
-    "total_steps": 100_000,
-    "torso": "auto",
-    "hidden": "256,256",
-    "activation": "relu",
-    "precision": "float32",
-    "eval_episodes": 64,
-    "eval_greedy": True,
-}
-"""The settings that all presets of these algorithms begin with."""
-
-_CHEETAH = {**DEFAULTS, "env": "HalfCheetah-v5", "total_steps": 1_000_000}
-
-TASKS: Mapping[str, Mapping[str, Any]] = {
-    "default": DEFAULTS,
-    "pendulum": {
-        **DEFAULTS,
-        "env": "Pendulum-v1",
-        "total_steps": 20_000,
-        "learning_starts": 500,
-        "train_every": 16,
-        "batch_size": 128,
-        "lr": 1e-3,
-        "gamma": 0.98,
-        "hidden": "64,64",
-        "replay_size": 20_000,
-    },
-    "inverted-double-pendulum": {
-        **DEFAULTS,
-        "env": "InvertedDoublePendulum-v5",
-        "learning_starts": 1000,
-        "train_every": 8,
-        "replay_size": 100_000,
-    },
-    "mountain-car": {
-        **DEFAULTS,
-        "env": "MountainCarContinuous-v0",
-        "total_steps": 50_000,
-        "learning_starts": 1000,
-        "train_every": 32,
-        "gamma": 0.9999,
-        "tau": 0.01,
-        # A car that is pushed now left, now right, stays in its valley.
-        "noise_correlation": 0.98,
-        "hidden": "64,64",
-    },
-    "half-cheetah": {**_CHEETAH, "train_every": 8},
-    "cleanrl": _CHEETAH,
-}
-"""The settings that each preset changes in the defaults."""
-
-SUMMARIES: Mapping[str, str] = {
-    "default": "for any env",
-    "pendulum": "for Pendulum-v1, which uses it by default",
-    "inverted-double-pendulum": "for InvertedDoublePendulum-v5, which uses it by default",
-    "mountain-car": "for MountainCarContinuous-v0, which uses it by default",
-    "half-cheetah": "for HalfCheetah-v5, which uses it by default",
-    "cleanrl": "CleanRL's settings for HalfCheetah-v5",
-}
-
 OF_ENVS: Mapping[str, str] = {
     "Pendulum-v1": "pendulum",
     "InvertedDoublePendulum-v5": "inverted-double-pendulum",
@@ -157,8 +97,6 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
       presets_of_envs: the presets that envs take by themselves.
     """
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = TASKS
-    preset_summaries: ClassVar[Mapping[str, str]] = SUMMARIES
     presets_of_envs: ClassVar[Mapping[str, str]] = OF_ENVS
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box,)
     if TYPE_CHECKING:

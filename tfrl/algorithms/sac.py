@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from tfrl.algorithms.replay import TASKS, ReplayAgent, ReplayLearning, ReplaySettings, Rows
+from tfrl.algorithms.replay import ReplayAgent, ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import POSITIVE, Range
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
@@ -55,20 +55,12 @@ class SAC:
     explores further. 0: independent noise, as in the paper."""
 
 
-_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    **TASKS,
-    "cleanrl": {**TASKS["cleanrl"], "critic_lr": 1e-3, "alpha_lr": 1e-3},
-}
-"""The settings that each preset changes in Config's defaults."""
-
-
 @dataclass(frozen=True)
 class Config(SAC, ReplaySettings):
     """All settings of a SAC run. One field a flag."""
 
-    algorithm: ClassVar[str] = "sac"
+    algorithm: str = "sac"
     sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, SAC, Torso, *DISTRIBUTED_SECTIONS)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box, Discrete)
 
     @property

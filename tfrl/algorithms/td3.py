@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from tfrl.algorithms import ddpg
 from tfrl.algorithms.ddpg import DDPG, DDPGAgent
 from tfrl.algorithms.replay import ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.flags import COUNT, NOT_NEGATIVE
@@ -34,9 +32,8 @@ class TD3(DDPG):
 class Config(TD3, ReplaySettings):
     """All settings of a TD3 run. One field a flag."""
 
-    algorithm: ClassVar[str] = "td3"
+    algorithm: str = "td3"
     sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, TD3, Torso, *DISTRIBUTED_SECTIONS)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = ddpg.Config.presets
 
     def make_network(self, precision: str) -> Any:
         """Makes an actor and two critics."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.cli import signals
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import coerce, flag, setting_hint

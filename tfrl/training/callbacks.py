@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfrl.algorithms.acting import SavedPolicy
+from tfrl.algorithms.runs import find_policy
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import Settings
 from tfrl.cli.streams import quiet_start
@@ -33,7 +34,7 @@ from tfrl.experience.episodes import (
     with_gap,
 )
 from tfrl.experience.levels import LEVELS_FILE, LevelSampler
-from tfrl.networks.weights import PolicySource, find_policy, keep_best, keep_evaluated
+from tfrl.networks.weights import PolicySource, keep_best, keep_evaluated
 from tfrl.reporting import runs
 from tfrl.reporting.video import Recording, save
 from tfrl.reporting.viewer import show

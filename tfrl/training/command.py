@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,20 +13,21 @@ from typing import TYPE_CHECKING, Any
 from cluster import launch
 from cluster.launch import Place, local_places
 from tfrl import remote
+from tfrl.algorithms import registry as algorithms
 from tfrl.algorithms.offline import OfflineSettings, needs_dataset
+from tfrl.algorithms.runs import check_start
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.settings import Reader
 from tfrl.cli.signals import held_back
 from tfrl.cli.streams import quiet_start, set_log_level
-from tfrl.config import reader, reader_of
 from tfrl.config.distributed import LEARNER, DistributedSettings, check_ray, leads
 from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.callables import find, is_importable, is_name, search_path
 from tfrl.experience import recorded, replay, rollout
-from tfrl.networks.weights import check_start, check_torso
+from tfrl.networks.weights import check_torso
 from tfrl.run import restart
 from tfrl.run.callbacks import Callback
 from tfrl.run.folder import check_run_folder, has_checkpoint, holds_run, take_run
@@ -47,7 +47,7 @@ class Command:
 
     Args:
       agent: the class of the algorithm; it takes the settings and the runtime.
-      changes: differences to the reader of the algorithm's settings.
+      reader: reads the settings; None: the reader of the algorithm.
 
     Attributes:
       reader: reads the settings.
@@ -55,9 +55,9 @@ class Command:
 
     reader: Reader[Any]
 
-    def __init__(self, agent: MakeAgent, **changes: Any) -> None:
+    def __init__(self, agent: MakeAgent, reader: Reader[Any] | None = None) -> None:
         self._agent = agent
-        self.reader = dataclasses.replace(reader_of(agent), **changes)
+        self.reader = reader or algorithms.reader_of(agent)
 
     def __call__(self, arguments: Sequence[str]) -> int:
         """Trains with the settings of the command line; returns the exit code."""
@@ -174,10 +174,7 @@ def of_algorithm(algorithm: str | type) -> Command:
         return Command(algorithm)
     if not isinstance(algorithm, str):
         raise UserError(f"an algorithm is a name, MODULE:CLASS or a class; got {algorithm!r}.")
-    reader(algorithm)  # raises UserError
-    return (
-        Command(find(algorithm)) if is_name(algorithm) else importlib.import_module(f"tfrl.{algorithm}").main
-    )
+    return Command(algorithms.agent_of(algorithm), algorithms.reader(algorithm))
 
 
 def learner_class(config: RLSettings) -> Callable[[Any, Session, MakeAgent], EnvLearner]:

@@ -17,9 +17,8 @@ import numpy as np
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
-from tfrl.config import hyperparameters
 from tfrl.config.distributed import DistributedSettings
-from tfrl.config.run import Network, RLSettings
+from tfrl.config.run import Network, RLSettings, hyperparameters
 from tfrl.envs import procgen, registry
 from tfrl.envs.infos import Sums
 from tfrl.envs.published import RANGES, normalized_return, score_range
