@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import sys
+import types
 from typing import TYPE_CHECKING
 
 __version__ = "0.2.0"
@@ -44,6 +45,15 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return [*globals(), *_PUBLIC, *_MODULES]
+
+
+class Function(types.ModuleType):
+    """A module of a command that is also a function of the Python library, such as `tfrl.evaluate`."""
+
+    def __call__(self, *arguments: object, **options: object) -> object:
+        """Calls the function of `tfrl.library` that has the name of the module."""
+        name = self.__name__.removeprefix("tfrl.")
+        return getattr(importlib.import_module("tfrl.library"), name)(*arguments, **options)
 
 
 # The first moments of a command: Ctrl-C ends it with one sentence, until the command sets its own signal
