@@ -83,7 +83,7 @@ if (_is_sought or _is_found or _is_script) and signal.getsignal(signal.SIGINT) i
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # 2 keeps errors and drops TensorFlow's start-up information and warnings.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# NumPy starts no threads. They would receive the signals that the main thread blocks (tfrl/cli/signals.py),
+# NumPy starts no threads. They would receive the signals that the main thread blocks (tfrl/cli/endings.py),
 # and NumPy's matrix products are too small to gain from threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 

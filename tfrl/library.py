@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from tfrl.algorithms.acting import SavedPolicy
-from tfrl.cli import signals
+from tfrl.cli import endings
 from tfrl.cli.errors import SettingsError, TrainingError, UserError
 from tfrl.cli.flags import coerce, flag, setting_hint
 from tfrl.cli.streams import quiet_start
@@ -138,11 +138,11 @@ def _read(
 
 def _raise_for(code: int, folder: Path) -> None:
     """Raises the exception of an exit code, or the signal again; returns for 0."""
-    if code == signals.STOP_CODES[signal.SIGINT]:
+    if code == endings.STOP_CODES[signal.SIGINT]:
         raise KeyboardInterrupt
-    if code == signals.STOP_CODES[signal.SIGTERM]:
+    if code == endings.STOP_CODES[signal.SIGTERM]:
         # The program's own handler, or the default one, gets the signal.
-        signal.raise_signal(signals.OURS.first)
+        signal.raise_signal(endings.OURS.first)
     elif code:
         raise TrainingError(f"the run in {folder} failed with exit code {code}.")
 

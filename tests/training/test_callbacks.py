@@ -19,6 +19,7 @@ from learners import train
 from scripted import Acting
 
 import tfrl
+from tfrl.cli.endings import Stopped
 from tfrl.config import reader
 from tfrl.envs import registry
 from tfrl.experience.episodes import evaluation_results, level_spec, play
@@ -28,7 +29,6 @@ from tfrl.reporting import runs
 from tfrl.run import loop
 from tfrl.run.folder import read_results
 from tfrl.run.session import Session, tensorboard
-from tfrl.run.stop import Stopped
 from tfrl.run.summaries import kernel_picture
 from tfrl.training import callbacks
 from tfrl.workers import strategy

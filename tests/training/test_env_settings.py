@@ -7,10 +7,10 @@ from learners import train
 from made_envs import made
 
 from tfrl import config as settings
+from tfrl.cli.endings import Stopped
 from tfrl.config import of_run
 from tfrl.experience.episodes import level_spec
 from tfrl.run.session import Session
-from tfrl.run.stop import Stopped
 from tfrl.training.learner import env_spec
 
 COMMAND = [

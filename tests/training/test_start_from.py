@@ -15,13 +15,13 @@ from processes import Answer, assert_refused
 from refusals import refusal
 
 from tfrl import config as settings
+from tfrl.cli.endings import StopRequest
 from tfrl.cli.errors import UserError
 from tfrl.networks.weights import check_start, find_policy, read_start
 from tfrl.run import loop
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.console import Console
 from tfrl.run.session import Session
-from tfrl.run.stop import StopRequest
 from tfrl.workers import strategy
 from tfrl.workers.watchdog import Watchdog
 

@@ -18,7 +18,7 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import TimeLimit
 
-from tfrl.cli import signals
+from tfrl.cli import endings
 from tfrl.cli.errors import EnvError
 from tfrl.envs.observations import (
     ACTION_MASK,
@@ -288,7 +288,7 @@ class Calling:
         """Raises EnvError in place of an exception that is neither EnvError nor MemoryError."""
         # An env that calls sys.exit, like a game whose window is closed, would end the run as if it were
         # complete.
-        quits = isinstance(error, SystemExit) and not signals.OURS.first
+        quits = isinstance(error, SystemExit) and not endings.OURS.first
         if not isinstance(error, SystemExit if quits else Exception) or isinstance(
             error, EnvError | MemoryError
         ):

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from tfrl.cli.endings import STOP_CODES
 from tfrl.cli.errors import EnvError, UserError
-from tfrl.cli.signals import STOP_CODES
 from tfrl.envs.infos import Sums, joined
 from tfrl.envs.spec import EnvSpec, Step, VecEnv
 

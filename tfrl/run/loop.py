@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from tfrl.cli.endings import Stopped
 from tfrl.cli.errors import TrainingError
 from tfrl.cli.settings import Settings
 from tfrl.run import files
@@ -27,7 +28,6 @@ from tfrl.run.metrics import (
     logged_steps,
 )
 from tfrl.run.session import Session, open_session, tensorboard
-from tfrl.run.stop import Stopped
 from tfrl.workers.strategy import join
 from tfrl.workers.tf_config import TFConfig
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tfrl.cli.endings import Stopped, StopRequest, stop_code
 from tfrl.cli.errors import EnvError, PeerError, TrainingError, UserError
 from tfrl.cli.settings import SETTINGS_FILE, Settings, to_yaml
 from tfrl.cli.streams import surviving
@@ -30,7 +31,6 @@ from tfrl.run.checkpoint import (
 from tfrl.run.console import Console
 from tfrl.run.folder import read_results, weights_sha256
 from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
-from tfrl.run.stop import Stopped, StopRequest, stop_code
 from tfrl.workers.strategy import Runtime
 from tfrl.workers.watchdog import Watchdog
 
@@ -287,7 +287,7 @@ class Session:
 
     def raise_if_stopped(self) -> None:
         """Raises Stopped on all workers if any of them was told to stop. A collective, and a barrier."""
-        code = stop_code(self.runtime.sum_over_workers(self.stop.votes()))
+        code = stop_code(self.runtime.sum_over_workers(np.array(self.stop.votes(), np.float32)))
         if code is not None:
             raise Stopped(code)
 

@@ -16,10 +16,10 @@ from cluster.launch import Place, local_places
 from tfrl import remote
 from tfrl.algorithms.offline import OfflineSettings, needs_dataset
 from tfrl.cli import endings
+from tfrl.cli.endings import held_back
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.settings import Reader
-from tfrl.cli.signals import held_back
 from tfrl.cli.streams import quiet_start, set_log_level
 from tfrl.config import reader, reader_of
 from tfrl.config.distributed import LEARNER, DistributedSettings, check_ray, leads

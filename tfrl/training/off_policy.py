@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tfrl.algorithms.replay import PendingSteps, Prepared, ReplayAgent, ReplaySettings
+from tfrl.cli.endings import Stopped
 from tfrl.cli.errors import UserError
 from tfrl.envs import registry
 from tfrl.envs.infos import Sums, added
@@ -24,7 +25,6 @@ from tfrl.experience.transitions import Transitions
 from tfrl.run import rng
 from tfrl.run.checkpoint import State, pack_json, under, unpack_json, with_prefix
 from tfrl.run.session import Session
-from tfrl.run.stop import Stopped
 from tfrl.training.learner import EnvLearner, MakeAgent, shown_envs
 from tfrl.training.prefetch import COLUMNS, make_envs
 
