@@ -32,8 +32,7 @@ from tfrl.run import files, loop
 from tfrl.run.checkpoint import State, encode, with_prefix
 from tfrl.run.loop import Conclusion
 from tfrl.run.session import Session, tensorboard
-from tfrl.run.summaries import WeightSummaries
-from tfrl.training.callbacks import BestPolicy
+from tfrl.training.callbacks import BestPolicy, WeightSummaries
 from tfrl.workers.data_parallel import DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
 

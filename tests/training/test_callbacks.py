@@ -29,8 +29,8 @@ from tfrl.reporting import runs
 from tfrl.run import loop
 from tfrl.run.folder import read_results
 from tfrl.run.session import Session, tensorboard
-from tfrl.run.summaries import kernel_picture
 from tfrl.training import callbacks
+from tfrl.training.callbacks import kernel_picture
 from tfrl.workers import strategy
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -17,8 +17,7 @@ import numpy as np
 
 from tfrl.cli.endings import STOP_CODES
 from tfrl.cli.errors import EnvError, UserError
-from tfrl.envs.infos import Sums, joined
-from tfrl.envs.spec import EnvSpec, Step, VecEnv
+from tfrl.envs.spec import EnvSpec, Step, Sums, VecEnv, joined
 
 MakeVecEnv = Callable[[EnvSpec, Sequence[int]], VecEnv]
 

@@ -28,9 +28,8 @@ from tfrl.envs import registry
 from tfrl.envs.callables import find, is_importable, is_name, search_path
 from tfrl.experience import recorded, replay, rollout
 from tfrl.networks.weights import check_start, check_torso
-from tfrl.run import restart
 from tfrl.run.callbacks import Callback
-from tfrl.run.folder import check_run_folder, has_checkpoint, holds_run, take_run
+from tfrl.run.folder import check_run_folder, confirm_restart, has_checkpoint, take_run
 from tfrl.workers import tf_config
 from tfrl.workers.tf_config import TFConfig
 
@@ -95,7 +94,7 @@ class Command:
             return follow(config, has_callbacks=bool(callbacks))
         if leads(config):
             if config.resume == "restart":  # the workers have no terminal
-                restart.confirm(config, None, holds_run=holds_run(config.run_dir))
+                confirm_restart(config)
                 arguments = [*arguments, "--yes"]
             return launch_workers(config, reader.command.removeprefix("python -m "), arguments)
         with self.open(config, callbacks) as run:

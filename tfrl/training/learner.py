@@ -21,10 +21,9 @@ from tfrl.config import hyperparameters
 from tfrl.config.distributed import DistributedSettings
 from tfrl.config.run import Network, RLSettings
 from tfrl.envs import procgen, registry
-from tfrl.envs.infos import Sums
 from tfrl.envs.published import RANGES, normalized_return, score_range
 from tfrl.envs.registry import TRAIN, level_set_title
-from tfrl.envs.spec import EnvSpec
+from tfrl.envs.spec import EnvSpec, Sums
 from tfrl.experience import memory
 from tfrl.experience.episodes import evaluation_columns, evaluation_results
 from tfrl.experience.memory import Memory

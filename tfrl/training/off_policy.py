@@ -15,8 +15,7 @@ from tfrl.algorithms.replay import PendingSteps, Prepared, ReplayAgent, ReplaySe
 from tfrl.cli.endings import Stopped
 from tfrl.cli.errors import UserError
 from tfrl.envs import registry
-from tfrl.envs.infos import Sums, added
-from tfrl.envs.spec import Step
+from tfrl.envs.spec import Step, Sums, added
 from tfrl.experience import recorded
 from tfrl.experience.collector import Collector
 from tfrl.experience.replay import Batch, ReplayBuffer
