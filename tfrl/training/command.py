@@ -74,29 +74,29 @@ class Command:
           arguments: the same settings as a command line, with which --learners starts workers.
           callbacks: of `as_callback`; called by the loop in this process.
         """
-        reader = self.reader
         set_log_level(config.log_level)
         with endings.before_training():
-            if callbacks and leads(config):
+            starts_workers = leads(config)
+            if callbacks and starts_workers:
                 raise UserError(
                     f"--learners {config.learners} runs callbacks in other processes: give each as the name "
                     "of its class, package.module:Class."
                 )
-            cluster = None if leads(config) else tf_config.for_strategy(config.strategy)
+            cluster = None if starts_workers else tf_config.for_strategy(config.strategy)
             evaluates = cluster is not None and cluster.is_evaluator
-            if evaluates or leads(config):
+            if evaluates or starts_workers:
                 callbacks = [*self._make_callbacks(config.callbacks), *callbacks]
-            if leads(config):
-                self.check(config, cluster)
+            if starts_workers:
+                self.check(config)
         if evaluates:
             with quiet_start():
                 from tfrl.training.callbacks import follow
             return follow(config, has_callbacks=bool(callbacks))
-        if leads(config):
+        if starts_workers:
             if config.resume == "restart":  # the workers have no terminal
                 confirm_restart(config)
                 arguments = [*arguments, "--yes"]
-            return launch_workers(config, reader.command.removeprefix("python -m "), arguments)
+            return launch_workers(config, self.reader.command.removeprefix("python -m "), arguments)
         with self.open(config, callbacks) as run:
             return run.run()
 
@@ -106,7 +106,6 @@ class Command:
 
         Raises UserError if the settings name other processes that learn, or if this one is an evaluator.
         """
-        reader = self.reader
         with endings.before_training():
             cluster = tf_config.for_strategy(config.strategy)
             if leads(config) or (cluster is not None and cluster.is_evaluator):
@@ -116,7 +115,7 @@ class Command:
                 )
             callbacks = [*self._make_callbacks(config.callbacks), *callbacks]
             self.check(config, cluster)
-        with endings.before_training(), take_run(config, cluster, reader.from_yaml) as config:
+        with endings.before_training(), take_run(config, cluster, self.reader.from_yaml) as config:
             with quiet_start(), held_back():
                 import tensorflow  # noqa: F401 - here, where signals wait
 
@@ -130,7 +129,30 @@ class Command:
 
     def check(self, config: Any, cluster: TFConfig | None = None) -> None:
         """Raises UserError if the settings do not fit this machine, its workers or the run's folder."""
-        check(config, cluster)
+        check_ray(config)
+        if leads(config):  # on this machine, or on the nodes of a Ray cluster
+            workers, here = config.learners, 1 if config.ray_address else config.learners
+        else:
+            workers, here = (1, 1) if cluster is None else (cluster.num_workers, cluster.workers_here)
+        config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
+        check_callables(config, workers)
+        check_run_folder(config)
+        dataset = getattr(config, "dataset", None)
+        if dataset == "" and isinstance(config, OfflineSettings):
+            raise UserError(needs_dataset(config))
+        if dataset is not None:
+            recorded.check_set(dataset)
+        if isinstance(config, replay.BufferSettings):
+            replay.check_memory(config, workers, here)
+        elif dataset is None:
+            steps = config.steps_per_env * config.rollouts_held
+            rollout.check_memory(registry.specs(config)[0], config.num_envs, steps, workers, here)
+        if config.resume != "restart" and has_checkpoint(config.run_dir):
+            return
+        if config.start_from is not None:
+            check_start(config)
+        if isinstance(config, Network) and config.torso_weights is not None:
+            check_torso(config)
 
     def learner_of(self, config: Any) -> Callable[[Session], Learner]:
         """Returns a function that makes the learner in a session. Imports TensorFlow."""
@@ -197,34 +219,6 @@ def learner_class(config: RLSettings) -> Callable[[Any, Session, MakeAgent], Env
     if isinstance(config, ppg.Config):
         return PhasicLearner
     return OnPolicyLearner
-
-
-def check(config: RLSettings, cluster: TFConfig | None = None) -> None:
-    """Raises UserError if the settings do not fit this machine, its workers or the run's folder."""
-    check_ray(config)
-    if leads(config):  # on this machine, or on the nodes of a Ray cluster
-        workers, here = config.learners, 1 if config.ray_address else config.learners
-    else:
-        workers, here = (1, 1) if cluster is None else (cluster.num_workers, cluster.workers_here)
-    config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
-    check_callables(config, workers)
-    check_run_folder(config)
-    dataset = getattr(config, "dataset", None)
-    if dataset == "" and isinstance(config, OfflineSettings):
-        raise UserError(needs_dataset(config))
-    if dataset is not None:
-        recorded.check_set(dataset)
-    if isinstance(config, replay.BufferSettings):
-        replay.check_memory(config, workers, here)
-    elif dataset is None:
-        steps = config.steps_per_env * config.rollouts_held
-        rollout.check_memory(registry.specs(config)[0], config.num_envs, steps, workers, here)
-    if config.resume != "restart" and has_checkpoint(config.run_dir):
-        return
-    if config.start_from is not None:
-        check_start(config)
-    if isinstance(config, Network) and config.torso_weights is not None:
-        check_torso(config)
 
 
 def check_callables(config: RLSettings, workers: int) -> None:
