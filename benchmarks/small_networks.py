@@ -142,9 +142,9 @@ def _calls(learner: Any) -> dict[str, float]:
 
 def _make_learner(preset: str, folder: Path) -> Any:
     from tfrl.algorithms.ppo import PPOAgent
+    from tfrl.cli.endings import StopRequest
     from tfrl.run.console import Console as Progress
     from tfrl.run.session import Session
-    from tfrl.run.stop import StopRequest
     from tfrl.training.on_policy import OnPolicyLearner
     from tfrl.workers import strategy
     from tfrl.workers.watchdog import Watchdog

@@ -1,6 +1,8 @@
 """The rules of the house: who may import whom, where commands stand, how texts begin."""
 
 import ast
+import functools
+import graphlib
 import re
 from pathlib import Path
 
@@ -28,10 +30,24 @@ def modules(root, *packages):
     return found
 
 
-def imported(path):
-    """What a file imports, anywhere in it: `tfrl.run.files` for `from tfrl.run import files`, say."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
+@functools.cache
+def parsed(path):
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(path, *, for_types=True):
+    """What a file imports, anywhere in it: `tfrl.run.files` for `from tfrl.run import files`, say.
+
+    Without `for_types`, the imports within `if TYPE_CHECKING` are left out.
+    """
+    skipped = set()
+    for node in ast.walk(parsed(path)):
+        if not for_types and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            skipped |= {*node.body}
+        elif node in skipped:
+            continue
+        elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has relative imports"
@@ -56,7 +72,7 @@ def named(path):
 
 def defined(path):
     """The names at the top of a module, also those within its conditions; None if it makes them up itself."""
-    names, waiting = set(), list(ast.parse(path.read_text(encoding="utf-8")).body)
+    names, waiting = set(), list(parsed(path).body)
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
@@ -201,6 +217,44 @@ def test_a_wrong_import_is_found(tmp_path, module, line, wrong):
     assert len(found) == (wrong is not None) and all(sentence.startswith(wrong) for sentence in found)
 
 
+def circle(root):
+    """The modules of a circle of imports, also of imports in functions, but not of those for types alone.
+
+    The package tfrl itself may be imported by all, because it has its version before it imports anything.
+    """
+    found, imports = modules(root, *PACKAGES), {}
+    for module, path in found.items():
+        names = imported(path, for_types=False)
+        inside = {name if name in found else name.rpartition(".")[0] for name in names}
+        imports[module] = (inside & found.keys()) - {module, "tfrl"}
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_files_import_each_other_in_a_circle():
+    assert not circle(ROOT)
+
+
+@pytest.mark.parametrize(
+    ("line", "closes"),
+    [
+        ("import tfrl.one", True),
+        ("def late():\n    from tfrl.one import name", True),
+        ("if TYPE_CHECKING:\n    from tfrl.one import name", False),
+        ("from tfrl import __version__", False),
+    ],
+)
+def test_a_circle_is_found(tmp_path, line, closes):
+    (tmp_path / "tfrl").mkdir()
+    texts = {"__init__": "import tfrl.one", "one": "from tfrl import two", "two": "import tfrl.three"}
+    for name, text in (texts | {"three": line}).items():
+        (tmp_path / "tfrl" / f"{name}.py").write_text(text)
+    assert {*circle(tmp_path)} == ({"tfrl.one", "tfrl.two", "tfrl.three"} if closes else set())
+
+
 def test_only_commands_and_the_library_are_directly_under_tfrl():
     for path in (ROOT / "tfrl").glob("*.py"):
         if path.name not in ("__init__.py", "library.py", "callbacks.py"):
@@ -219,7 +273,7 @@ _BEGINS_WRONG = re.compile(rf"({_FRAGMENTS})\b|[a-z-]+ [a-z]+[ ,.:]")
 
 def public_docstrings(path):
     """Those of a file, its public classes and functions, and the texts under public fields."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     yield ast.get_docstring(tree)
     waiting = [tree]
     while waiting:

@@ -16,7 +16,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import types
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from tfrl import Function
 from tfrl.algorithms.runs import find_policy, run_folder
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import TrainingError, UserError
@@ -478,17 +478,7 @@ def _describe(options: Options) -> int:
     return 0
 
 
-class _Callable(types.ModuleType):
-    """This module, which is also the function `tfrl.collect` of the Python library."""
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Implements `tfrl.library.collect`."""
-        from tfrl import library
-
-        return library.collect(*arguments, **options)
-
-
-sys.modules[__name__].__class__ = _Callable
+sys.modules[__name__].__class__ = Function
 
 if __name__ == "__main__":
     endings.run(main)

@@ -6,12 +6,12 @@ import dataclasses
 import json
 import math
 import sys
-import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from tfrl import Function
 from tfrl.algorithms.acting import SavedPolicy
 from tfrl.algorithms.runs import find_policy, folder_of, run_folder
 from tfrl.cli import endings, flags
@@ -171,17 +171,7 @@ def _show(content: dict[str, Any]) -> None:
     Console().print(table)
 
 
-class _Callable(types.ModuleType):
-    """This module, which is also the function `tfrl.evaluate` of the Python library."""
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Implements `tfrl.library.evaluate`."""
-        from tfrl import library
-
-        return library.evaluate(*arguments, **options)
-
-
-sys.modules[__name__].__class__ = _Callable
+sys.modules[__name__].__class__ = Function
 
 if __name__ == "__main__":
     endings.run(main)

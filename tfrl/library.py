@@ -19,7 +19,7 @@ import numpy as np
 
 from tfrl.algorithms.acting import SavedPolicy
 from tfrl.algorithms.runs import find_policy, run_folder
-from tfrl.cli import signals
+from tfrl.cli import endings
 from tfrl.cli.errors import SettingsError, TrainingError, UserError
 from tfrl.cli.flags import coerce, flag, setting_hint
 from tfrl.cli.streams import quiet_start
@@ -147,11 +147,11 @@ def command_of(algorithm: str | type) -> Command:
 
 def _raise_for(code: int, folder: Path) -> None:
     """Raises the exception of an exit code, or the signal again; returns for 0."""
-    if code == signals.STOP_CODES[signal.SIGINT]:
+    if code == endings.STOP_CODES[signal.SIGINT]:
         raise KeyboardInterrupt
-    if code == signals.STOP_CODES[signal.SIGTERM]:
+    if code == endings.STOP_CODES[signal.SIGTERM]:
         # The program's own handler, or the default one, gets the signal.
-        signal.raise_signal(signals.OURS.first)
+        signal.raise_signal(endings.OURS.first)
     elif code:
         raise TrainingError(f"the run in {folder} failed with exit code {code}.")
 

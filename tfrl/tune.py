@@ -22,7 +22,7 @@ from rich.table import Table
 
 from tfrl import remote
 from tfrl.algorithms import registry as settings
-from tfrl.cli import endings, flags, signals
+from tfrl.cli import endings, flags
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import COUNT, NATURAL, SEVERAL, Range, flag, nearest
 from tfrl.cli.settings import expand_home
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str]) -> int:
             )
         if stopped:
             _show("Stopped; the same command continues.")
-            return signals.STOP_CODES[stopped]
+            return endings.STOP_CODES[stopped]
         return _conclude(sweep, outcomes())
 
 

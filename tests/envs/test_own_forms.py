@@ -20,7 +20,7 @@ from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import EnvError
 from tfrl.envs import registry
 from tfrl.envs.facts import find_facts
-from tfrl.envs.spaces import observation_spec
+from tfrl.envs.making import observation_spec
 from tfrl.envs.spec import EnvSpec
 from tfrl.networks.entrance import Entrance
 

@@ -15,9 +15,9 @@ from processes import Training, results, steps_done
 
 from benchmarks import command
 from benchmarks.process_tree import alive, family
+from tfrl.cli.endings import Stopped
 from tfrl.cli.errors import EnvError, TrainingError
 from tfrl.envs.spec import EnvSpec
-from tfrl.run.stop import Stopped
 
 FLAGS = "--num-envs 8 --hidden 8 --eval-episodes 4 --checkpoint-every 5 --precision float32"
 

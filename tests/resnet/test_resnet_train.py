@@ -21,6 +21,7 @@ from resnet.config import Config, from_yaml, parse
 from resnet.data import Dataset, Pass, Share, Split, training_pass
 from resnet.learner import Classifier, ImageLearner
 from tfrl.algorithms.registry import reader
+from tfrl.cli.endings import StopRequest
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.envs.spec import ArraySpec, Discrete
@@ -30,7 +31,6 @@ from tfrl.run import loop
 from tfrl.run.console import Console
 from tfrl.run.folder import check_run, weights_sha256
 from tfrl.run.session import Session
-from tfrl.run.stop import StopRequest
 from tfrl.workers import strategy
 from tfrl.workers.watchdog import Watchdog
 

@@ -21,6 +21,7 @@ from scripted import Acting
 import tfrl
 from tfrl.algorithms.registry import reader
 from tfrl.algorithms.runs import find_policy
+from tfrl.cli.endings import Stopped
 from tfrl.envs import registry
 from tfrl.experience.episodes import evaluation_results, level_spec, play
 from tfrl.record import UniformPolicy
@@ -28,9 +29,8 @@ from tfrl.reporting import runs
 from tfrl.run import loop
 from tfrl.run.folder import read_results
 from tfrl.run.session import Session, tensorboard
-from tfrl.run.stop import Stopped
-from tfrl.run.summaries import kernel_picture
 from tfrl.training import callbacks
+from tfrl.training.callbacks import kernel_picture
 from tfrl.workers import strategy
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -8,9 +8,9 @@ from made_envs import made
 
 from tfrl.algorithms import registry as settings
 from tfrl.algorithms.runs import of_run
+from tfrl.cli.endings import Stopped
 from tfrl.experience.episodes import level_spec
 from tfrl.run.session import Session
-from tfrl.run.stop import Stopped
 from tfrl.training.learner import env_spec
 
 COMMAND = [

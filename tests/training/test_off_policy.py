@@ -18,11 +18,11 @@ from refusals import refusal
 from worker_pair import ended, run_workers, started
 
 from tfrl.algorithms import registry as settings
+from tfrl.cli.endings import Stopped
 from tfrl.envs import gymnasium
 from tfrl.run import loop
 from tfrl.run import session as session_module
 from tfrl.run.checkpoint import CheckpointStore
-from tfrl.run.stop import Stopped
 from tfrl.training import off_policy
 
 SMALL = (

@@ -16,13 +16,13 @@ from refusals import refusal
 
 from tfrl.algorithms import registry as settings
 from tfrl.algorithms.runs import check_start, find_policy
+from tfrl.cli.endings import StopRequest
 from tfrl.cli.errors import UserError
 from tfrl.networks.weights import read_start
 from tfrl.run import loop
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.console import Console
 from tfrl.run.session import Session
-from tfrl.run.stop import StopRequest
 from tfrl.workers import strategy
 from tfrl.workers.watchdog import Watchdog
 

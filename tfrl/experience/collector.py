@@ -15,8 +15,7 @@ import numpy as np
 
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
-from tfrl.envs.infos import Sums, joined
-from tfrl.envs.spec import EnvSpec, Step, VecEnv
+from tfrl.envs.spec import EnvSpec, Step, Sums, VecEnv, joined
 from tfrl.experience import memory
 from tfrl.experience.memory import CorrelatedNoise, Memory
 from tfrl.experience.rollout import Rollout

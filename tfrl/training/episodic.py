@@ -11,7 +11,7 @@ import numpy as np
 from tfrl import remote
 from tfrl.algorithms.reinforce import Config, ReinforceAgent
 from tfrl.cli.errors import TrainingError
-from tfrl.envs.infos import Sums
+from tfrl.envs.spec import Sums
 from tfrl.experience.collector import Observer
 from tfrl.experience.rollout import EpisodeBatch
 from tfrl.run import rng

@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,11 +20,11 @@ from tfrl.cli.flags import flag
 from tfrl.config.distributed import DistributedSettings
 from tfrl.config.run import Network, RLSettings, hyperparameters
 from tfrl.envs import procgen, registry
-from tfrl.envs.infos import Sums
 from tfrl.envs.published import RANGES, normalized_return, score_range
 from tfrl.envs.registry import TRAIN, level_set_title
-from tfrl.envs.spec import EnvSpec
+from tfrl.envs.spec import EnvSpec, Sums
 from tfrl.experience import memory
+from tfrl.experience.collector import Collector, EnvStates
 from tfrl.experience.episodes import evaluation_columns, evaluation_results
 from tfrl.experience.memory import Memory
 from tfrl.experience.normalize import EpisodeStatistics, FinishedEpisodes
@@ -39,13 +39,28 @@ from tfrl.workers import machine
 from tfrl.workers.strategy import Runtime
 
 if TYPE_CHECKING:
-    from tfrl.experience.collector import Collector, EnvStates, Observer
     from tfrl.experience.rollout import Rollout
-    from tfrl.remote.actors import RayCollector, RayObservers
-    from tfrl.training.prefetch import Prefetch, ThreadCollector
+    from tfrl.training.prefetch import Prefetch
 
 MakeAgent = Callable[[Any, Runtime], Agent]
 _DEVIATION = "train/action_std"
+
+
+class WorkerEnvs(Protocol):
+    """A worker's envs, which its process, a thread of it, or processes on Ray step."""
+
+    @property
+    def exact_state(self) -> bool:
+        """False if the last `set_state` could not continue exactly in some envs."""
+
+    def get_state(self) -> EnvStates:
+        """The state of the envs at the end of the last rollout that was taken."""
+
+    def set_state(self, states: Mapping[int, bytes]) -> None:
+        """Continues from states by global env index."""
+
+    def close(self) -> None:
+        """Closes the envs, and ends their threads and processes."""
 
 
 class _Standing(NamedTuple):
@@ -75,7 +90,7 @@ class EnvLearner(Learner):
 
     _config: RLSettings
     agent: Agent
-    envs: Collector | ThreadCollector | RayCollector | Observer | RayObservers
+    envs: WorkerEnvs
     _prefetch: Prefetch | None = None  # None if learner and envs take turns
     time_columns: tuple[str, ...]
     has_updated = False
@@ -127,6 +142,12 @@ class EnvLearner(Learner):
         self._session.watchdog.measured(seconds)
         self._session.seconds += seconds
         return seconds
+
+    @property
+    def _collector(self) -> Collector:
+        """The envs of a learner without a prefetch, which this process steps itself."""
+        assert isinstance(self.envs, Collector)
+        return self.envs
 
     def _prefetched(self, prefetch: Prefetch) -> Rollout:
         """The next rollout of envs that are ahead of the learner. A collective."""

@@ -12,19 +12,17 @@ from typing import Any
 import numpy as np
 
 from tfrl.algorithms.replay import PendingSteps, Prepared, ReplayAgent, ReplaySettings
+from tfrl.cli.endings import Stopped
 from tfrl.cli.errors import UserError
 from tfrl.envs import registry
-from tfrl.envs.infos import Sums, added
-from tfrl.envs.spec import Step
+from tfrl.envs.spec import Step, Sums, added
 from tfrl.experience import recorded
-from tfrl.experience.collector import Collector
 from tfrl.experience.replay import Batch, ReplayBuffer
 from tfrl.experience.rollout import Rollout
 from tfrl.experience.transitions import Transitions
 from tfrl.run import rng
 from tfrl.run.checkpoint import State, pack_json, under, unpack_json, with_prefix
 from tfrl.run.session import Session
-from tfrl.run.stop import Stopped
 from tfrl.training.learner import EnvLearner, MakeAgent, shown_envs
 from tfrl.training.prefetch import COLUMNS, make_envs
 
@@ -197,8 +195,7 @@ class OffPolicyLearner(EnvLearner):
             raise
 
     def _add_info(self, iteration: _Iteration) -> None:
-        envs: Collector = self.envs  # type: ignore[assignment]  # without a prefetch
-        iteration.info = added(iteration.info, envs.take_info())
+        iteration.info = added(iteration.info, self._collector.take_info())
 
     def _count_episodes(self, iteration: _Iteration) -> None:
         """Counts the episodes of the steps that are not counted yet. A collective."""
@@ -219,7 +216,7 @@ class OffPolicyLearner(EnvLearner):
         """
         done = iteration.done
         if self._prefetch is None:
-            envs: Collector = self.envs  # type: ignore[assignment]  # without a prefetch
+            envs = self._collector
             self.replay.show(envs.observe())
             acting = self.agent.acting
             return envs.steps(acting.explore, acting.draw(self._session.step, self._indices)[done:])
