@@ -93,9 +93,9 @@ def _floor(learner: Any) -> Callable[[], None]:
     agent, kept = learner.agent, {}
     steps, epoch = agent._compiled_steps, agent._config.steps_per_epoch
 
-    def keep(name: str, batch: Any, index: Any, end: Any, sums: Any) -> Any:
-        kept["name"], kept["batch"], kept["sums"] = name, batch, sums
-        return steps(name, batch, index, end, sums)
+    def keep(names: Any, batch: Any, index: Any, end: Any, sums: Any) -> Any:
+        kept["names"], kept["batch"], kept["sums"] = names, batch, sums
+        return steps(names, batch, index, end, sums)
 
     agent._compiled_steps = keep
     learner.learn(learner.collect())
@@ -106,7 +106,8 @@ def _floor(learner: Any) -> Callable[[], None]:
         import tensorflow as tf
 
         for start, end in zip(index[:-1], index[1:], strict=True):
-            steps(kept["name"], kept["batch"], tf.constant(start), tf.constant(end), kept["sums"])[2].numpy()
+            arguments = (kept["names"], kept["batch"], tf.constant(start), tf.constant(end), kept["sums"])
+            steps(*arguments)[3].numpy()
 
     return run
 

@@ -198,7 +198,7 @@ def test_any_number_of_replicas_gives_equal_results(small, learner, one_replica,
         assert metrics == pytest.approx(same, rel=1e-4, abs=1e-6, nan_ok=True)
     assert metrics["rollout/episodes"] > 0
     assert largest_difference(agent.weights(), expected_weights) < 1e-5
-    for variable in agent.agent.learning._variables.values():
+    for variable in agent.agent.learning.variables.values():
         first, *others = map(np.asarray, agent.session.runtime.local_results(variable))
         assert len(others) == replicas - 1
         assert all((first == other).all() for other in others)
@@ -343,5 +343,5 @@ def test_sampled_actions_follow_the_policy(small, learner):
 def test_autograph_rewrites_the_loop_over_gradient_steps_and_little_else(small, learner, converted):
     """AutoGraph would take longer than all other work of TensorFlow in a process's first call."""
     learner(small()).update()
-    assert "PPOAgent._take_steps" in converted and "PPOAgent._step_on_replica" not in converted
+    assert "PPOAgent._take_minibatches" in converted and "PPOAgent._take_minibatch" not in converted
     assert len({*converted}) < 8, converted
