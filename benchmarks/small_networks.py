@@ -123,10 +123,10 @@ def _calls(learner: Any) -> dict[str, float]:
 
     def in_tensorflow() -> None:
         per_replica = agent._runtime.per_replica
-        [x.numpy() for x in agent._act(per_replica(observations), per_replica(noise))]
+        [x.numpy() for x in agent.acting._sample(per_replica(observations), per_replica(noise))]
 
     calls = {
-        "acting in NumPy": lambda: agent.act(observations, noise),
+        "acting in NumPy": lambda: agent.acting.sample(observations, noise),
         "acting in TensorFlow": in_tensorflow,
         "the env": lambda: env.act(actions),
     }

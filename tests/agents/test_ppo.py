@@ -333,8 +333,8 @@ def test_sampled_actions_follow_the_policy(small, learner):
     observations = agent.collect().observations[0, 0]
     logits, expected_values = (x.numpy() for x in Present(agent.agent)(observations))
     noise = np.full((8, 1), 0.7, np.float32)
-    (actions,), extras = agent.agent.act(observations[None], noise[None])
-    np.testing.assert_array_equal(agent.agent.acting.choose(observations, noise), actions)
+    (actions,), extras = agent.agent.acting.sample(observations[None], noise[None])
+    np.testing.assert_array_equal(agent.agent.acting.act(observations, noise), actions)
     log_probs = logits[range(8), actions] - np.log(np.exp(logits).sum(1))
     np.testing.assert_allclose(extras["log_prob"][0], log_probs, 1e-4)
     np.testing.assert_allclose(extras["value"][0], expected_values, rtol=1e-5, atol=1e-6)

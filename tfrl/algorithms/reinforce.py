@@ -195,7 +195,7 @@ class ReinforceAgent(Agent):
             on_gpu=runtime.uses_gpu,
             at_once=runtime.parts_at_once,
         )
-        self._act = graph(self._drawn, jit_compile=compiled)
+        self._sample = graph(self._drawn, jit_compile=compiled)
         update = self.learning.steps["update"]
         self._gradient = graph(lambda *rows: update.part_gradients(self.learning.weights(), rows, ()))
         self._apply = graph(
@@ -215,11 +215,11 @@ class ReinforceAgent(Agent):
         """The random numbers for the training actions of one env, float32 [steps, K]."""
         return self.network.draw_training_noise(generator, steps)
 
-    def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Actions [N, *shape] drawn for the observations [N, *shape] of all envs, and their log-probabilities
         [N].
         """
-        actions, log_probs = self._act(
+        actions, log_probs = self._sample(
             self.learning.weights()["actor"], tf.constant(observations), tf.constant(noise)
         )
         return actions.numpy(), log_probs.numpy()

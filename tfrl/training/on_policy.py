@@ -97,7 +97,7 @@ class OnPolicyLearner(EnvLearner):
             noise, levels = self.agent.acting.draw(session.step, self._indices), None
             if self._levels is not None:
                 levels = self._levels.draw(session.step, self._indices, config.num_steps)
-            rollout = self.envs.collect(self.agent, noise, on_step, levels)  # type: ignore[union-attr]  # no prefetch
+            rollout = self.envs.collect(self.agent.acting, noise, on_step, levels)  # type: ignore[union-attr]  # no prefetch
         self._process_rewards(rollout)
         return rollout
 
