@@ -236,7 +236,7 @@ def test_metrics_do_not_depend_on_the_number_of_steps_in_a_call(small, learner, 
     for steps_a_call in ([1] * 8, steps):
         agent = learner(small(lr=1e-3, epochs=1, num_minibatches=8))
         calls = iter(steps_a_call)
-        agent.agent._steps_a_call = lambda calls=calls: next(calls)
+        agent.agent._minibatches_a_call = lambda calls=calls: next(calls)
         found.append(agent.learn(agent.collect()))
         assert next(calls, None) is None
     assert found[0] == found[1]
