@@ -525,36 +525,7 @@ class PPOAgent(ActorCriticAgent):
         metrics["learning_rate"] = config.lr * scale
         return {f"train/{name}": value for name, value in metrics.items()}
 
-    def _first_estimates(self, rollout: Rollout, starts: Any) -> tuple[Estimates, float]:
-        """Estimates by the values of the weights that acted, and the explained variance of the targets."""
-        values = np.concatenate([rollout.extras["value"], self.last_values(rollout)[:, None]], axis=1)
-        estimated = self._estimates(rollout, values, starts)
-        explained, mean_target = self._runtime.first(estimated.target_statistics).numpy().tolist()
-        if rollout.levels is not None:
-            local = self._runtime.local_results(estimated.advantages)
-            self.advantages = np.stack([x.numpy() for x in local])
-        self._begin_update(mean_target)
-        return estimated, explained
-
-    def _samples(self, rollout: Rollout, number: int) -> Samples:
-        """The samples of a rollout for each replica, without advantages and targets."""
-        per_replica = self._runtime.per_replica
-        samples = Samples(
-            observations=per_replica(rollout.observations[:, : self._config.num_steps]),
-            actions=per_replica(rollout.actions),
-            log_probs=per_replica(rollout.extras["log_prob"]),
-            values=per_replica(rollout.extras["value"]),
-            advantages=(),
-            targets=(),
-            extra=tuple(map(per_replica, self._extra_inputs(rollout, number))),
-            memory=(),
-        )
-        if rollout.memory is not None:
-            memory = rollout.started_memory[:, :-1], rollout.keeps[:, :-1]
-            samples = samples._replace(memory=tuple(map(per_replica, memory)))
-        if self.network.dropped_size:
-            samples = samples._replace(memory=(per_replica(self._kept_features(rollout, number)),))
-        return samples
+    # Many minibatches
 
     def _nothing_taken(self, *steps: str, begin: int = 0) -> Taken:
         """No minibatches so far, before the minibatch `begin`, for the gradient steps with these names."""
@@ -631,18 +602,6 @@ class PPOAgent(ActorCriticAgent):
             metrics |= outcome.metrics
         return metrics, outcome.errors
 
-    def _begin_update(self, mean_target: float) -> None:
-        """Called before the first gradient step with the mean value target of all replicas."""
-
-    def _extra_inputs(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
-        """Further inputs of the losses for each sample, [R, T, B, ...] each."""
-        return ()
-
-    def _kept_features(self, rollout: Rollout, number: int) -> np.ndarray:
-        """True for the features that dropout kept when the rollout was collected, bool [R, T, B, D]."""
-        envs = self._runtime.local_envs(self._config.num_envs)
-        return rollout.by_replica(self.network.kept(self.acting.draw(number, envs)))
-
     def _minibatches_a_call(self) -> int:
         """The number of minibatches of one compiled call.
 
@@ -652,92 +611,7 @@ class PPOAgent(ActorCriticAgent):
         work = _GPU_WORK_A_CALL if self._runtime.uses_gpu else _WORK_A_CALL
         return max(1, work // (self._config.rows_per_step * self.num_parameters))
 
-    def _minibatches(self, number: int) -> np.ndarray:
-        """The first rows of all sequences of each gradient step, int32 [R, E * M, q].
-
-        They are rows of a replica's [T * B] arrays. Without memory, a sequence is a single step.
-        """
-        config, runtime = self._config, self._runtime
-        envs = runtime.local_envs(config.num_envs)
-        share = len(envs) // runtime.local_replicas
-        each = config.num_steps // config.sequence_steps
-        block = config.envs_per_block if self.network.state_size else 1
-        rows = []
-        for begin in range(0, len(envs), share):
-            found = rng.minibatch_sequences(
-                config.seed,
-                number,
-                envs[begin : begin + share],
-                each=each,
-                epochs=config.minibatch_epochs,
-                num_minibatches=config.steps_per_epoch,
-                size=config.rows_per_step // config.sequence_steps * block // config.num_envs,
-                block=block,
-            )
-            env, place = np.divmod(found, each)
-            rows.append(place * (config.sequence_steps * share) + env)
-        return np.stack(rows).reshape(len(rows), self.gradient_steps_per_update, -1)
-
-    def _estimates(self, rollout: Rollout, values: np.ndarray, starts: Any) -> Estimates:
-        """Generalised advantage estimates of a rollout, and one small collective.
-
-        Args:
-          rollout: the steps of the envs.
-          values: float32 [R, T + 1, B], by the weights that acted, or by the present weights if advantages
-            are computed again. The values of o_T and of the last observations of truncated episodes always
-            come from the present weights.
-          starts: the result of `_minibatches` for each replica.
-        """
-        final_values = self.final_values(rollout)
-        fields = (rollout.rewards, rollout.first, rollout.truncated, values[:, :-1], values[:, -1])
-        return self._estimate(*map(self._runtime.per_replica, (*fields, final_values)), starts)
-
-    @compiled()
-    def _estimate(self, *fields: Any) -> Any:
-        return self._runtime.strategy.run(self._estimate_on_replica, args=fields)
-
-    def _estimate_on_replica(
-        self,
-        rewards: tf.Tensor,  # [T, B], like the next three
-        first: tf.Tensor,
-        truncated: tf.Tensor,
-        values: tf.Tensor,
-        last_values: tf.Tensor,  # [B]
-        final_values: tf.Tensor,  # [T, B]
-        starts: tf.Tensor,  # of `_minibatches`, [E * M, q]
-    ) -> Estimates:
-        config = self._config
-        rewards, discounts = returns.rewards_and_discounts(
-            rewards, first, truncated, final_values, gamma=config.gamma
-        )
-        advantages, targets = self._gae(rewards, discounts, values, last_values, lam=config.gae_lambda)
-        # float64, because sums of squares must not depend on the distribution of samples over replicas.
-        shuffled = tf.cast(tf.gather(flat(advantages), self._rows(starts)), tf.float64)  # [E * M, b]
-        wide_targets, errors = tf.cast(targets, tf.float64), tf.cast(targets - values, tf.float64)
-        sums = [_two_sums(shuffled, 1), _two_sums(wide_targets, (0, 1)), _two_sums(errors, (0, 1))]
-        if config.normalize_advantages == "batch":
-            sums.append(_two_sums(tf.cast(advantages, tf.float64), (0, 1)))
-        sums = sum_replicas(sums)
-        if config.normalize_advantages == "batch":
-            mean, variance = _moments(sums.pop(), config.steps_per_update)
-            mean, variance = (tf.repeat(x, tf.shape(shuffled)[0]) for x in (mean, variance))
-        else:
-            mean, variance = _moments(sums[0], config.rows_per_step)
-        moments = tf.cast(tf.stack([mean, tf.sqrt(variance)], axis=-1), tf.float32)
-        mean_target, varies = _moments(sums[1], config.steps_per_update)
-        _, unexplained = _moments(sums[2], config.steps_per_update)
-        # For constant targets, varying values score 0 (scikit-learn's convention).
-        share = tf.where(varies > 0, tf.math.divide_no_nan(unexplained, varies), tf.sign(unexplained))
-        target_statistics = tf.cast(tf.stack([1.0 - share, mean_target]), tf.float32)
-        return Estimates(advantages, targets, moments, target_statistics)
-
-    def _rows(self, starts: tf.Tensor) -> tf.Tensor:
-        """Rows [n, L * q] of all steps of sequences from the rows of their first steps, int32 [n, q]."""
-        if self._config.sequence_steps == 1:
-            return starts
-        num_envs = self._config.num_envs // self._runtime.replicas
-        rows = starts[:, None] + num_envs * tf.range(self._config.sequence_steps)[:, None]
-        return tf.reshape(rows, (starts.shape[0], -1))
+    # One minibatch
 
     def _minibatch_loss(self, weights: Weights, starts: tf.Tensor, shared: Shared) -> Losses:
         """The losses of the samples of the sequences that begin at rows int32 [q] of the rollout's arrays."""
@@ -796,3 +670,139 @@ class PPOAgent(ActorCriticAgent):
         if config.clip_value:
             return losses.clipped_value_error(values, old_values, targets, config.clip_ratio)
         return losses.value_error(values, targets)
+
+    def _rows(self, starts: tf.Tensor) -> tf.Tensor:
+        """Rows [n, L * q] of all steps of sequences from the rows of their first steps, int32 [n, q]."""
+        if self._config.sequence_steps == 1:
+            return starts
+        num_envs = self._config.num_envs // self._runtime.replicas
+        rows = starts[:, None] + num_envs * tf.range(self._config.sequence_steps)[:, None]
+        return tf.reshape(rows, (starts.shape[0], -1))
+
+    # The samples of an update
+
+    def _samples(self, rollout: Rollout, number: int) -> Samples:
+        """The samples of a rollout for each replica, without advantages and targets."""
+        per_replica = self._runtime.per_replica
+        samples = Samples(
+            observations=per_replica(rollout.observations[:, : self._config.num_steps]),
+            actions=per_replica(rollout.actions),
+            log_probs=per_replica(rollout.extras["log_prob"]),
+            values=per_replica(rollout.extras["value"]),
+            advantages=(),
+            targets=(),
+            extra=tuple(map(per_replica, self._extra_inputs(rollout, number))),
+            memory=(),
+        )
+        if rollout.memory is not None:
+            memory = rollout.started_memory[:, :-1], rollout.keeps[:, :-1]
+            samples = samples._replace(memory=tuple(map(per_replica, memory)))
+        if self.network.dropped_size:
+            samples = samples._replace(memory=(per_replica(self._kept_features(rollout, number)),))
+        return samples
+
+    def _kept_features(self, rollout: Rollout, number: int) -> np.ndarray:
+        """True for the features that dropout kept when the rollout was collected, bool [R, T, B, D]."""
+        envs = self._runtime.local_envs(self._config.num_envs)
+        return rollout.by_replica(self.network.kept(self.acting.draw(number, envs)))
+
+    def _minibatches(self, number: int) -> np.ndarray:
+        """The first rows of all sequences of each gradient step, int32 [R, E * M, q].
+
+        They are rows of a replica's [T * B] arrays. Without memory, a sequence is a single step.
+        """
+        config, runtime = self._config, self._runtime
+        envs = runtime.local_envs(config.num_envs)
+        share = len(envs) // runtime.local_replicas
+        each = config.num_steps // config.sequence_steps
+        block = config.envs_per_block if self.network.state_size else 1
+        rows = []
+        for begin in range(0, len(envs), share):
+            found = rng.minibatch_sequences(
+                config.seed,
+                number,
+                envs[begin : begin + share],
+                each=each,
+                epochs=config.minibatch_epochs,
+                num_minibatches=config.steps_per_epoch,
+                size=config.rows_per_step // config.sequence_steps * block // config.num_envs,
+                block=block,
+            )
+            env, place = np.divmod(found, each)
+            rows.append(place * (config.sequence_steps * share) + env)
+        return np.stack(rows).reshape(len(rows), self.gradient_steps_per_update, -1)
+
+    # Advantages and value targets
+
+    def _first_estimates(self, rollout: Rollout, starts: Any) -> tuple[Estimates, float]:
+        """Estimates by the values of the weights that acted, and the explained variance of the targets."""
+        values = np.concatenate([rollout.extras["value"], self.last_values(rollout)[:, None]], axis=1)
+        estimated = self._estimates(rollout, values, starts)
+        explained, mean_target = self._runtime.first(estimated.target_statistics).numpy().tolist()
+        if rollout.levels is not None:
+            local = self._runtime.local_results(estimated.advantages)
+            self.advantages = np.stack([x.numpy() for x in local])
+        self._begin_update(mean_target)
+        return estimated, explained
+
+    def _estimates(self, rollout: Rollout, values: np.ndarray, starts: Any) -> Estimates:
+        """Generalised advantage estimates of a rollout, and one small collective.
+
+        Args:
+          rollout: the steps of the envs.
+          values: float32 [R, T + 1, B], by the weights that acted, or by the present weights if advantages
+            are computed again. The values of o_T and of the last observations of truncated episodes always
+            come from the present weights.
+          starts: the result of `_minibatches` for each replica.
+        """
+        final_values = self.final_values(rollout)
+        fields = (rollout.rewards, rollout.first, rollout.truncated, values[:, :-1], values[:, -1])
+        return self._estimate(*map(self._runtime.per_replica, (*fields, final_values)), starts)
+
+    @compiled()
+    def _estimate(self, *fields: Any) -> Any:
+        return self._runtime.strategy.run(self._estimate_on_replica, args=fields)
+
+    def _estimate_on_replica(
+        self,
+        rewards: tf.Tensor,  # [T, B], like the next three
+        first: tf.Tensor,
+        truncated: tf.Tensor,
+        values: tf.Tensor,
+        last_values: tf.Tensor,  # [B]
+        final_values: tf.Tensor,  # [T, B]
+        starts: tf.Tensor,  # of `_minibatches`, [E * M, q]
+    ) -> Estimates:
+        config = self._config
+        rewards, discounts = returns.rewards_and_discounts(
+            rewards, first, truncated, final_values, gamma=config.gamma
+        )
+        advantages, targets = self._gae(rewards, discounts, values, last_values, lam=config.gae_lambda)
+        # float64, because sums of squares must not depend on the distribution of samples over replicas.
+        shuffled = tf.cast(tf.gather(flat(advantages), self._rows(starts)), tf.float64)  # [E * M, b]
+        wide_targets, errors = tf.cast(targets, tf.float64), tf.cast(targets - values, tf.float64)
+        sums = [_two_sums(shuffled, 1), _two_sums(wide_targets, (0, 1)), _two_sums(errors, (0, 1))]
+        if config.normalize_advantages == "batch":
+            sums.append(_two_sums(tf.cast(advantages, tf.float64), (0, 1)))
+        sums = sum_replicas(sums)
+        if config.normalize_advantages == "batch":
+            mean, variance = _moments(sums.pop(), config.steps_per_update)
+            mean, variance = (tf.repeat(x, tf.shape(shuffled)[0]) for x in (mean, variance))
+        else:
+            mean, variance = _moments(sums[0], config.rows_per_step)
+        moments = tf.cast(tf.stack([mean, tf.sqrt(variance)], axis=-1), tf.float32)
+        mean_target, varies = _moments(sums[1], config.steps_per_update)
+        _, unexplained = _moments(sums[2], config.steps_per_update)
+        # For constant targets, varying values score 0 (scikit-learn's convention).
+        share = tf.where(varies > 0, tf.math.divide_no_nan(unexplained, varies), tf.sign(unexplained))
+        target_statistics = tf.cast(tf.stack([1.0 - share, mean_target]), tf.float32)
+        return Estimates(advantages, targets, moments, target_statistics)
+
+    # A subclass may override these
+
+    def _begin_update(self, mean_target: float) -> None:
+        """Called before the first gradient step with the mean value target of all replicas."""
+
+    def _extra_inputs(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
+        """Further inputs of the losses for each sample, [R, T, B, ...] each."""
+        return ()
