@@ -96,9 +96,9 @@ def _floor(learner: Any) -> Callable[[], None]:
     agent, kept = learner.agent, {}
     steps, epoch = agent._compiled_steps, agent._config.steps_per_epoch
 
-    def keep(name: str, batch: Any, index: Any, end: Any, sums: Any) -> Any:
-        kept["name"], kept["batch"], kept["sums"] = name, batch, sums
-        return steps(name, batch, index, end, sums)
+    def keep(names: Any, batch: Any, index: Any, end: Any, sums: Any) -> Any:
+        kept["names"], kept["batch"], kept["sums"] = names, batch, sums
+        return steps(names, batch, index, end, sums)
 
     agent._compiled_steps = keep
     learner.learn(learner.collect())
@@ -109,7 +109,8 @@ def _floor(learner: Any) -> Callable[[], None]:
         import tensorflow as tf
 
         for start, end in zip(index[:-1], index[1:], strict=True):
-            steps(kept["name"], kept["batch"], tf.constant(start), tf.constant(end), kept["sums"])[2].numpy()
+            arguments = (kept["names"], kept["batch"], tf.constant(start), tf.constant(end), kept["sums"])
+            steps(*arguments)[3].numpy()
 
     return run
 
@@ -125,10 +126,10 @@ def _calls(learner: Any) -> dict[str, float]:
 
     def in_tensorflow() -> None:
         per_replica = agent._runtime.per_replica
-        [x.numpy() for x in agent._act(per_replica(observations), per_replica(noise))]
+        [x.numpy() for x in agent.acting._sample(per_replica(observations), per_replica(noise))]
 
     calls = {
-        "acting in NumPy": lambda: agent.act(observations, noise),
+        "acting in NumPy": lambda: agent.acting.sample(observations, noise),
         "acting in TensorFlow": in_tensorflow,
         "the env": lambda: env.act(actions),
     }

@@ -80,6 +80,7 @@ class Classifier:
             rates=(1.0,),  # the schedule's rate scales it
             loss=self._loss,
             metrics=("loss", "accuracy", *_VOTES),
+            norm="grad_norm",
             optimizer=_OPTIMIZERS[config.optimizer],
             batch_size=config.batch_size,
             # The statistics of a part would differ from those of the batch.
@@ -118,8 +119,8 @@ class Classifier:
         images, labels, weights, votes, count, rate = batch
         weights *= self._batch_size / count  # a filled-up batch has fewer images
         rows = (images, labels, weights, votes)
-        outcome = self._learning.gradient_step("step", rows, (), rate)
-        return tf.concat([outcome.means, [outcome.norm]], axis=0)
+        outcome = self._learning.steps["step"].step(rows, (), rate)
+        return tf.stack(list(outcome.metrics.values()))
 
     def _loss(self, weights: Weights, rows: tuple[tf.Tensor, ...], _shared: Any) -> Losses:
         """The loss of each image plus the penalty on the weights.

@@ -79,7 +79,7 @@ def test_no_forbidden_action_is_taken_in_training_and_evaluation(name, tmp_path)
     noise = np.stack([learner.draw_noise(g, 40) for g in generators], axis=1)
     for t in range(40):
         shown = env.observe().observation
-        env.act(learner.agent.acting.choose(shown, None if t % 2 else noise[t]))
+        env.act(learner.agent.acting.act(shown, None if t % 2 else noise[t]))
     learner.close()
 
 

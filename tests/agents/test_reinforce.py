@@ -26,7 +26,7 @@ def made_episodes(agent, generator):
     playing = np.arange(T)[:, None] < np.array(LENGTHS)
     observations = generator.normal(size=(T, N, 4)).astype(np.float32)
     noise = np.stack([agent.draw_training_noise(generator, T) for _ in range(N)], axis=1)
-    acted = [agent.act(observations[t], noise[t]) for t in range(T)]
+    acted = [agent.sample(observations[t], noise[t]) for t in range(T)]
     rewards = np.where(playing, generator.normal(size=(T, N)), 0).astype(np.float32)
     actions, log_probs = (np.stack(x) for x in zip(*acted, strict=True))
     return EpisodeBatch(observations, actions, noise, log_probs, rewards, playing, np.ones(N, bool))

@@ -432,8 +432,8 @@ def test_numpy_acts_as_tensorflow_does(algorithm, env):
     noise, acting = agent.network.draw_noise(generator, 200), agent.acting
     rows = acting.draw(5000 // config.iteration_steps, range(200))[0]
     assert acting.numpy_can_act and not rows[0, -1]
-    ways = [lambda: acting.explore(observations, rows), lambda: acting.choose(observations, noise)]
-    ways.append(lambda: acting.choose(observations))
+    ways = [lambda: acting.explore(observations, rows), lambda: acting.act(observations, noise)]
+    ways.append(lambda: acting.act(observations))
     fast = [way() for way in ways]
     agent.acting.numpy_can_act = False
     slow = [way() for way in ways]
@@ -441,7 +441,7 @@ def test_numpy_acts_as_tensorflow_does(algorithm, env):
     for mine, theirs in zip(fast, slow, strict=True):
         assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
-    alone = np.concatenate([acting.choose(observations[i : i + 1]) for i in range(200)])
+    alone = np.concatenate([acting.act(observations[i : i + 1]) for i in range(200)])
     np.testing.assert_array_equal(alone, fast[2])
 
 
@@ -451,8 +451,8 @@ def test_exploration_adds_noise_of_the_chosen_deviation():
     generator = np.random.default_rng(4)
     observations = generator.normal(size=(64, 3)).astype(np.float32)
     noise = np.linspace(-5, 5, 64, dtype=np.float32)[:, None]
-    best = agent.acting.choose(observations)
-    found = agent.acting.choose(observations, noise)
+    best = agent.acting.act(observations)
+    found = agent.acting.act(observations, noise)
     np.testing.assert_allclose(found, np.clip(best + 0.3 * noise, -1, 1), atol=1e-6)
     assert (np.abs(found) < 1).sum() > 20 and (np.abs(found) == 1).sum() > 10
 

@@ -29,10 +29,10 @@ def said(agent, observations, noise):
         action=agent.network.distribution.action_spec,
     )
     rollout.observations[:, 0] = observations
-    rollout.actions[:, 0], extras = agent.act(observations[None], noise[None])
+    rollout.actions[:, 0], extras = agent.acting.sample(observations[None], noise[None])
     for name, values in extras.items():
         rollout.extras[name] = values[:, None]
-    agent.complete(rollout)
+    agent.acting.complete(rollout)
     return rollout.actions[0, 0], {name: array[0, 0] for name, array in rollout.extras.items()}
 
 
@@ -89,8 +89,8 @@ def test_numpy_acts_as_tensorflow_does(tmp_path, env, activation, share):
     log_probs = policy.log_prob(tf.constant(actions))
     np.testing.assert_allclose(extras["log_prob"], log_probs, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(extras["value"], values, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(agent.acting.choose(observations, noise), actions)
-    np.testing.assert_allclose(agent.acting.choose(observations), policy.mode(), atol=1e-5)
+    np.testing.assert_array_equal(agent.acting.act(observations, noise), actions)
+    np.testing.assert_allclose(agent.acting.act(observations), policy.mode(), atol=1e-5)
     assert actions.dtype == policy.sample(drawn).dtype.as_numpy_dtype
 
 

@@ -136,8 +136,18 @@ class MeanPPO(ppo.PPOAgent):
     """Its loss is a mean, []."""
 
     def _losses(self, weights, samples, index):
-        loss, metrics, ratio = super()._losses(weights, samples, index)
-        return tf.reduce_mean(loss), metrics, ratio
+        found = super()._losses(weights, samples, index)
+        return found._replace(losses=tf.reduce_mean(found.losses))
+
+
+class OldPPO(ppo.PPOAgent):
+    """Its losses are in an earlier form, without names."""
+
+    def _losses(self, weights, samples, index):
+        found = super()._losses(weights, samples, index)
+        policy = self.network.distribution(self.network.outputs(weights, samples.observations, None)[0])
+        ratio = tf.exp(policy.log_prob(samples.actions) - samples.log_probs)
+        return found.losses, [*found.metrics.values()], ratio
 
 
 class FewPPO(ppo.PPOAgent):
@@ -168,7 +178,11 @@ class BareDQN(dqn.DQNAgent):
             ColumnDQN,
             "the loss of q has the shape (8, 8); give one number for each sample, [n], without a mean.",
         ),
-        (FewPPO, "FewPPO has 1 `means`, and its `_losses` returns 5 metrics."),
+        (
+            FewPPO,
+            "the loss of .* has the metrics policy_loss, value_loss, entropy, approx_kl, clip_fraction, and "
+            "its step names policy_loss; give the same.",
+        ),
         (BareDQN, "the Losses of q need `errors`, [n]."),
         (
             type("TextPPO", (ppo.PPOAgent,), {"defaults": {"epochs": "three"}}),
@@ -190,6 +204,18 @@ def test_faults_of_a_users_algorithm_give_one_sentence(algorithm, sentence, tmp_
     with pytest.raises(tfrl.SettingsError) as error:
         tfrl.train(algorithm, env="CartPole-v1", logdir=tmp_path, run_name="r", **few)
     assert re.fullmatch(re.escape(sentence).replace(r"\.\*", ".*"), str(error.value))
+
+
+def test_losses_in_the_form_of_an_earlier_version_give_the_same_weights(tmp_path):
+    few = {"total_steps": 64, "num_envs": 1, "hidden": (8,), "num_steps": 32, "num_minibatches": 1}
+    few |= {"eval_episodes": 1}
+    made = [
+        tfrl.train(algorithm, env="CartPole-v1", logdir=tmp_path, run_name=str(k), **few)
+        for k, algorithm in enumerate((OldPPO, ppo.PPOAgent))
+    ]
+    assert made[0].results["weights_sha256"] == made[1].results["weights_sha256"]
+    for name in ppo.PPOAgent.means:
+        np.testing.assert_array_equal(*(run.progress[f"train/{name}"] for run in made))
 
 
 @pytest.mark.long

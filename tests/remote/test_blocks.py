@@ -55,7 +55,7 @@ class AtRandom:
     def __init__(self):
         self._generator = np.random.default_rng(2)
 
-    def act(self, observations, noise, memory=None):
+    def sample(self, observations, noise, memory=None):
         return self._generator.uniform(-1, 1, (*observations.shape[:2], 1)).astype(np.float32), {}
 
     def complete(self, rollout):

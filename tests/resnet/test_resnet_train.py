@@ -152,7 +152,7 @@ def test_batch_normalization_keeps_the_same_statistics_on_all_replicas():
     steps(made, 2, replicas=2)
     moving = [array for name, array in made.weights().items() if "moving" in name]
     assert len(moving) == 2 * 7
-    one, other = (part.numpy() for part in made._learning._variables["statistics"].values)
+    one, other = (part.numpy() for part in made._learning.variables["statistics"].values)
     assert np.array_equal(one, other)
     assert any(np.abs(array).max() > 1e-3 for array in moving)
     state = made.get_state()

@@ -51,7 +51,7 @@ def test_actions_are_drawn_by_the_numbers_of_the_update(small, learner):
     draw = distribution_for(agent.envs.action_spec).draw_noise
     noise = rng.action_noise(3, 5, range(8), 16, draw)
     seen = rollout.observations[0, :-1].reshape(-1, 10, 5, 1)
-    expected = agent.agent.acting.choose(seen, noise.reshape(-1, 1)).reshape(16, 8)
+    expected = agent.agent.acting.act(seen, noise.reshape(-1, 1)).reshape(16, 8)
     np.testing.assert_array_equal(rollout.actions[0], expected)
     assert np.unique(expected).size == 3
 

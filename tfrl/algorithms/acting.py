@@ -1,4 +1,11 @@
-"""Policies that act: in the learner's process, in actors, and with the weights of a run."""
+"""Policies that act: in the learner's process, in actors, and with the weights of a run.
+
+`draw` makes random numbers, and these turn outputs of the network into actions:
+
+- `act`: the actions [B, *shape] of an evaluation or a user, the most likely ones or drawn ones;
+- `sample`: the actions [R, B, *shape] of the training envs of R replicas and their extras, for a `Collector`;
+- `explore`: actions [B, *shape] with the exploration of algorithms with replay.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +31,7 @@ from tfrl.ops.graph import compiled, graph, tf
 from tfrl.run import rng
 from tfrl.workers import machine
 from tfrl.workers.data_parallel import Weights
-from tfrl.workers.strategy import resolve_precision, set_up_tensorflow
+from tfrl.workers.strategy import Runtime, resolve_precision, set_up_tensorflow
 
 if TYPE_CHECKING:
     from tfrl.networks.actor_critic import ActorCritic
@@ -94,7 +101,7 @@ class ActingNetwork:
         """The first output of the network, float32 [B, P], computed in NumPy with the present weights."""
         return self.keep_weights()(observations)
 
-    def choose(
+    def act(
         self, observations: np.ndarray, noise: np.ndarray | None = None, memory: np.ndarray | None = None
     ) -> Any:
         """Actions [B, *shape] for observations [B, *shape], for any B.
@@ -106,12 +113,12 @@ class ActingNetwork:
             outputs = self.array_pass(observations)
             return self.network.act_greedily(outputs) if noise is None else self.network.act(outputs, noise)
         rows = (None if x is None else tf.convert_to_tensor(x) for x in (observations, noise, memory))
-        return tf.nest.map_structure(lambda x: x.numpy(), self._choose(*rows))
+        return tf.nest.map_structure(lambda x: x.numpy(), self._act(*rows))
 
     def deviations(self, observations: np.ndarray, *memory: np.ndarray) -> np.ndarray:
         """The policy's standard deviation, before the tanh, a mean over an action's numbers, float64 [B].
 
-        Only for a network that `has_deviation`; the arguments are those of `choose`.
+        Only for a network that `has_deviation`; the arguments are those of `act`.
         """
         if self.numpy_can_act:
             parameters = self.array_pass(observations)
@@ -128,7 +135,7 @@ class ActingNetwork:
         return self._forward(self._read(), observations, *memory)
 
     @compiled(reduce_retracing=True)
-    def _choose(
+    def _act(
         self,
         observations: tf.Tensor,
         noise: tf.Tensor | None,
@@ -153,41 +160,64 @@ class ActingActorCritic(ActingNetwork):
 
     When NumPy acts, a rollout keeps the outputs of the policy. `complete` then adds log-probabilities and
     values of all steps at once, which is faster.
+
+    Args:
+      network, config, read, on_gpu, at_once: those of `ActingNetwork`.
+      runtime: the replicas that `sample` uses; None: one device, where an actor collects.
     """
 
     network: ActorCritic
 
-    def act(
+    def __init__(
+        self,
+        network: ActorCritic,
+        config: RLSettings,
+        read: Callable[[], Weights],
+        *,
+        on_gpu: bool,
+        at_once: int,
+        runtime: Runtime | None = None,
+    ) -> None:
+        super().__init__(network, config, read, on_gpu=on_gpu, at_once=at_once)
+        self._runtime, self._sampling_pass = runtime, self._forward
+        if runtime is not None:
+            self._sampling_pass = network.forward_pass(on_gpu=on_gpu, at_once=runtime.parts_at_once)
+            if on_gpu:  # the launches of its hundred kernels take most of the time (docs/notebook/gpu.md)
+                self._sampling_pass = graph(self._sampling_pass, jit_compile=True)
+
+    def sample(
         self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions [R, B, *shape] drawn for observations [R, B, *shape], and the extras, float32 [R, B, ...].
 
         A recurrent network also takes its memory [R, B, M], and its states [R, B, S] are among the extras.
         """
-        size = observations.shape[:2]
-        arguments = (observations, noise) if memory is None else (observations, noise, memory)
-        observations, noise, *remembered = (x.reshape(-1, *x.shape[2:]) for x in arguments)
+        size, rows = observations.shape[:2], (observations, noise, *([] if memory is None else [memory]))
+        flat = [x.reshape(-1, *x.shape[2:]) for x in rows]
+        names: Sequence[str] = EXTRAS
         if self.numpy_acts:
-            parameters = self.array_pass(observations)
-            actions, extras = self.network.act(parameters, noise), {"parameters": parameters}
+            parameters = self.array_pass(flat[0])
+            results, names = [self.network.act(parameters, flat[1]), parameters], ["parameters"]
+        elif self._runtime is None:
+            results = [x.numpy() for x in self._sample(*map(tf.convert_to_tensor, flat))]
         else:
-            results = self._act_with_extras(*map(tf.convert_to_tensor, (observations, noise, *remembered)))
-            actions, *further = (x.numpy() for x in results)
-            extras = dict(zip(EXTRAS, further, strict=False))
-        extras = {name: x.reshape(*size, *x.shape[1:]) for name, x in extras.items()}
-        return actions.reshape(*size, *actions.shape[1:]), extras
+            by_replica = self._sample(*map(self._runtime.per_replica, rows))
+            results = [np.concatenate(self._runtime.local_results(x)) for x in by_replica]
+        actions, *extras = (x.reshape(*size, *x.shape[1:]) for x in results)
+        return actions, dict(zip(names, extras, strict=False))
 
     @compiled(reduce_retracing=True)
-    def _act_with_extras(
+    def _sample(self, *rows: Any) -> Any:
+        if self._runtime is None:
+            return self._sample_on_device(*rows)
+        return self._runtime.strategy.run(self._sample_on_device, args=rows)
+
+    def _sample_on_device(
         self, observations: tf.Tensor, noise: tf.Tensor, *memory: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
+        """Actions [B, *shape] and the arrays that `EXTRAS` names; some networks have only two of them."""
         noise, factors = self.network.split_noise(noise)
-        return self.actions_and_extras(self.outputs(observations, *memory, *factors), noise)
-
-    def actions_and_extras(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Actions [B, *shape] drawn from outputs, and the arrays that `EXTRAS` names; some networks have only
-        two.
-        """
+        outputs = self._sampling_pass(self._read(), observations, *memory, *factors)
         policy = self.network.distribution(outputs[0])
         actions = policy.sample(noise)
         return actions, policy.log_prob(actions), *outputs[1:]
@@ -250,9 +280,9 @@ class ExploringNetwork(ActingNetwork):
         if self.numpy_acts:
             return self.network.act(self.array_pass(observations), noise, *exploration)
         observations, noise, *further = map(tf.convert_to_tensor, (observations, noise, *exploration))
-        return self._choose(observations, noise, None, *further).numpy()
+        return self._act(observations, noise, None, *further).numpy()
 
-    def act(
+    def sample(
         self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions [R, B, *shape] for observations [R, B, *shape], by rows [R, B, ...] of `draw`."""
@@ -384,4 +414,4 @@ class SavedPolicy(Behavior):
         A recurrent policy also takes its memory [B, M], and returns a pair: actions, and states [B, S].
         """
         with tf.device(self._device):
-            return self.acting.choose(observations, None if self.greedy else noise, *memory)
+            return self.acting.act(observations, None if self.greedy else noise, *memory)

@@ -125,7 +125,7 @@ class Config(PPG, ppo.Config):
             )
 
 
-AUXILIARY = ("train/aux_value_loss", "train/aux_policy_kl", "train/aux_critic_loss", "train/aux_grad_norm")
+AUXILIARY = ("aux_value_loss", "aux_policy_kl", "aux_critic_loss", "aux_grad_norm")
 """The metrics of an auxiliary step."""
 
 
@@ -145,7 +145,7 @@ class PPGAgent(PPOAgent):
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
-        self.metric_names += AUXILIARY
+        self.metric_names += tuple(f"train/{name}" for name in AUXILIARY)
         self._policy_pass = self.network.output_pass(
             0, on_gpu=runtime.uses_gpu, at_once=runtime.parts_at_once
         )
@@ -162,6 +162,7 @@ class PPGAgent(PPOAgent):
             optimizer=config.make_optimizer(uncorrected_epsilon=True),
             batch_size=config.auxiliary_rows,
             part_rows=self._auxiliary_part_rows(),
+            norm="aux_grad_norm",
             max_norm=config.max_grad_norm,
             prefix="auxiliary_phase/",
         )
@@ -228,7 +229,7 @@ class PPGAgent(PPOAgent):
 
     def auxiliary_step(
         self, observations: np.ndarray, targets: np.ndarray, old_logits: np.ndarray, *memory: np.ndarray
-    ) -> np.ndarray:
+    ) -> dict[str, float]:
         """One gradient step of the auxiliary phase, a collective.
 
         Args:
@@ -239,19 +240,19 @@ class PPGAgent(PPOAgent):
             b, M + 1]. The samples are sequences of `auxiliary_sequence` steps, one after another.
 
         Returns:
-          The metrics of `AUXILIARY`, float32 [4], equal on every worker; they may be NaN.
+          The metrics of `AUXILIARY`, equal on every worker; they may be NaN.
         """
         self.acting.forget_weights()
         batch = (self._runtime.per_replica(x) for x in (observations, targets, old_logits, *memory))
-        return self._runtime.first(self._auxiliary_steps(*batch)).numpy()
+        metrics = self._auxiliary_steps(*batch)
+        return {name: float(self._runtime.first(metrics[name])) for name in AUXILIARY}
 
     @compiled(reduce_retracing=True)
     def _auxiliary_steps(self, *batch: Any) -> Any:
         return self._runtime.strategy.run(self._auxiliary_step_on_replica, args=batch)
 
-    def _auxiliary_step_on_replica(self, *batch: tf.Tensor) -> tf.Tensor:
-        outcome = self.learning.gradient_step("auxiliary", batch, (), tf.constant(1.0))
-        return tf.concat([outcome.means, [outcome.norm]], axis=0)
+    def _auxiliary_step_on_replica(self, *batch: tf.Tensor) -> dict[str, tf.Tensor]:
+        return self.learning.steps["auxiliary"].step(batch, (), tf.constant(1.0)).metrics
 
     def _auxiliary_loss(self, weights: Weights, rows: tuple[tf.Tensor, ...], _shared: Any) -> Losses:
         """L of the module's docstring for some rows."""
@@ -265,7 +266,8 @@ class PPGAgent(PPOAgent):
         of_auxiliary, of_critic = (losses.value_error(v, targets) for v in (auxiliary, values))
         kl = losses.categorical_kl(old_logits, logits)
         loss = of_auxiliary + self._config.beta_clone * kl + of_critic
-        return Losses(loss, dict(zip(AUXILIARY[:3], (of_auxiliary, kl, of_critic), strict=True)))
+        metrics = {"aux_value_loss": of_auxiliary, "aux_policy_kl": kl, "aux_critic_loss": of_critic}
+        return Losses(loss, metrics)
 
 
 def _by_time(x: tf.Tensor) -> tf.Tensor:

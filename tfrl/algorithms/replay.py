@@ -526,5 +526,5 @@ class ReplayAgent(Agent):
     ) -> tuple[tf.Tensor, Any]:
         """Means of the metrics, and the errors of this replica's rows."""
         batch = self._separate({field: x[number] for field, x in rows.items()})
-        outcome = self.learning.gradient_step(name, batch, (), scale)
-        return outcome.means, outcome.errors
+        outcome = self.learning.steps[name].step(batch, (), scale)
+        return tf.stack(list(outcome.metrics.values())), outcome.errors

@@ -22,9 +22,9 @@ from tfrl.experience.rollout import Rollout
 
 
 class ActingPolicy(Protocol):
-    """The part of an agent that a collector needs."""
+    """The policy that a collector needs."""
 
-    def act(
+    def sample(
         self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions of the training envs, or of half of them.
@@ -208,7 +208,7 @@ class Collector:
                 observations = self._observe(group, t, rollout)
                 remembered = [] if group.memory is None else [group.by_replica(group.memory.values)]
                 drawn = group.noise(noise[t, :, group.columns])
-                actions, extras = policy.act(observations, drawn, *remembered)
+                actions, extras = policy.sample(observations, drawn, *remembered)
                 if group.memory is not None:
                     states = extras.pop("state")
                     states, flat = (x.reshape(-1, *x.shape[2:]) for x in (states, actions))

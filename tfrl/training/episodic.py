@@ -104,7 +104,7 @@ class EpisodicLearner(EnvLearner):
         steps, count, self._waited = [], 0, 0.0
         for noise in self._noise():
             shown = self.envs.observation
-            actions, log_probs = self.agent.act(shown, noise)
+            actions, log_probs = self.agent.sample(shown, noise)
             began = time.perf_counter()
             seen = self.envs.step(actions, playing)
             self._waited += time.perf_counter() - began

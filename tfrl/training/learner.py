@@ -178,9 +178,7 @@ class EnvLearner(Learner):
         A recurrent policy also takes its memory [B, M], and returns (actions, states [B, S]).
         """
         self._session.watchdog.beat()
-        return self.agent.acting.choose(
-            observations, None if self._config.eval_greedy else noise, *remembered
-        )
+        return self.agent.acting.act(observations, None if self._config.eval_greedy else noise, *remembered)
 
     def memory(self, envs: int) -> Memory | None:
         """The memory of this number of evaluation envs; None if the policy is not recurrent."""
