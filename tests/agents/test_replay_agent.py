@@ -168,12 +168,11 @@ def run(algorithm, flags, observation_size, actions, step):
     slow = Slow(agent, generator, config.optimizer)
     batch, noise = make_batch(agent, generator, observation_size, actions)
     # In two calls: what is due every so many steps does not hang on how many a call takes.
-    prepared = agent.prepare(batch, noise, steps_done=0, count=1, iteration=0)
-    first, once = agent.begin_gradient_steps(prepared)()
+    first, _, once = agent.begin_gradient_steps(batch, noise, steps_done=0, count=1, iteration=0).wait()
     later = Batch(*(np.roll(x, -1, axis=0) for x in batch))
     noise_of_later = np.roll(noise, -1, axis=0)
-    prepared = agent.prepare(later, noise_of_later, steps_done=1, count=K - 1, iteration=0)
-    more, rest = agent.begin_gradient_steps(prepared)()
+    pending = agent.begin_gradient_steps(later, noise_of_later, steps_done=1, count=K - 1, iteration=0)
+    more, _, rest = pending.wait()
     errors = np.concatenate([once, rest])
     found = [step(slow, config, rows_of(batch, noise, k), k + 1) for k in range(K)]
     np.testing.assert_allclose(errors.reshape(K, ROWS), found, rtol=1e-4, atol=2e-5)
@@ -210,8 +209,8 @@ def test_unused_batches_change_nothing():
     for one, size in ((agent, K), (of_two, 2), (agent, K)):
         one.set_state(before)
         some = Batch(*(x[:size] for x in batch))
-        prepared = one.prepare(some, noise[:size], steps_done=0, count=2, iteration=0)
-        _, errors = one.begin_gradient_steps(prepared)()
+        pending = one.begin_gradient_steps(some, noise[:size], steps_done=0, count=2, iteration=0)
+        errors = pending.wait().errors
         assert errors.shape == (2, ENVS, EACH)
         found.append(one.get_state() | {"errors": errors})
     for name, value in found[0].items():
@@ -467,6 +466,6 @@ def test_autograph_rewrites_the_loop_over_gradient_steps_and_little_else(convert
     """AutoGraph would take longer than all other work of TensorFlow in a process's first call."""
     _, agent = make_agent.__wrapped__("sac", "--env", "Pendulum-v1")
     batch, noise = make_batch(agent, np.random.default_rng(3), 3, None)
-    agent.begin_gradient_steps(agent.prepare(batch, noise, steps_done=0, count=K, iteration=0))()
+    agent.begin_gradient_steps(batch, noise, steps_done=0, count=K, iteration=0).wait()
     assert "ReplayAgent._take_steps" in converted and "ReplayAgent._gradient_step" not in converted
     assert len({*converted}) < 8, converted
