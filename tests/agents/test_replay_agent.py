@@ -430,13 +430,13 @@ def test_numpy_acts_as_tensorflow_does(algorithm, env):
     observations = generator.normal(size=(200, 4 if algorithm == "dqn" else 3)).astype(np.float32)
     noise, acting = agent.network.draw_noise(generator, 200), agent.acting
     rows = acting.draw(5000 // config.iteration_steps, range(200))[0]
-    assert acting.numpy_can_act and not rows[0, -1]
+    assert acting.numpy_policy is not None and not rows[0, -1]
     ways = [lambda: acting.explore(observations, rows), lambda: acting.choose(observations, noise)]
     ways.append(lambda: acting.choose(observations))
     fast = [way() for way in ways]
-    agent.acting.numpy_can_act = False
+    policy, acting.numpy_policy = acting.numpy_policy, None
     slow = [way() for way in ways]
-    agent.acting.numpy_can_act = True
+    acting.numpy_policy = policy
     for mine, theirs in zip(fast, slow, strict=True):
         assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
@@ -459,7 +459,7 @@ def test_exploration_adds_noise_of_the_chosen_deviation():
 def test_numpy_does_not_act_for_a_network_of_bfloat16():
     """NumPy acts in float32, which would not be the policy that is exported and evaluated."""
     _, agent = make_agent.__wrapped__("sac", "--env", "Pendulum-v1", "--precision", "bfloat16")
-    assert not agent.acting.numpy_can_act
+    assert agent.acting.numpy_policy is None
 
 
 def test_autograph_rewrites_the_loop_over_gradient_steps_and_little_else(converted):

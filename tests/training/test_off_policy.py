@@ -244,7 +244,7 @@ def test_a_single_env_acts_with_the_weights_before_the_gradient_steps_under_way(
         def checked(observations, rows):
             under_way = num_envs == 1 and learner._pending is not None
             weights = before[-1] if under_way else agent.learning.vectors()
-            expected = agent.network.array_pass(weights)(observations)
+            expected = agent.acting.numpy_policy.outputs(weights)(observations)
             np.testing.assert_array_equal(agent.acting.array_pass(observations), expected)
             acted.append(len(before) if under_way else 0)
             return explore(observations, rows)

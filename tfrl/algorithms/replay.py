@@ -354,7 +354,7 @@ class ReplayAgent(Agent):
             self.steps,
             targets=self.target_networks,
             tau=config.tau,
-            compiled=on_gpu or config.torso == "mlp",
+            compiled=on_gpu or config.small_network,
         )
         self.acting = ExploringNetwork(
             self.network,
