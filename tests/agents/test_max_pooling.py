@@ -65,6 +65,5 @@ def test_replay_steps_use_one_gradient_of_max_pooling(operations):
         rows=np.zeros(shape, np.int64),
     )
     noise = np.zeros((*shape, agent.update_noise), np.float32)
-    prepared = agent.prepare(batch, noise, steps_done=0, count=2, iteration=0)
-    step = functools.partial(agent.begin_gradient_steps, prepared)
+    step = functools.partial(agent.begin_gradient_steps, batch, noise, steps_done=0, count=2, iteration=0)
     assert not within_loops(operations(step))

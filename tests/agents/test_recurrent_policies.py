@@ -104,7 +104,7 @@ def test_training_uses_the_recurrent_states_of_the_rollout(tmp_path, flags):
         rollout.memory[:, 12:] += 0.1
         worse = learner.agent.update(rollout, 0)["train/first_ratio_error"]
         assert worse > 1e-3
-    assert rollout.first.any() and learner.agent.network.fits_arrays is False
+    assert rollout.first.any() and learner.agent.acting.numpy_policy is None
 
 
 @pytest.mark.parametrize(

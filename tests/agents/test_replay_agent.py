@@ -168,12 +168,11 @@ def run(algorithm, flags, observation_size, actions, step):
     slow = Slow(agent, generator, config.optimizer)
     batch, noise = make_batch(agent, generator, observation_size, actions)
     # In two calls: what is due every so many steps does not hang on how many a call takes.
-    prepared = agent.prepare(batch, noise, steps_done=0, count=1, iteration=0)
-    first, once = agent.begin_gradient_steps(prepared)()
+    first, _, once = agent.begin_gradient_steps(batch, noise, steps_done=0, count=1, iteration=0).wait()
     later = Batch(*(np.roll(x, -1, axis=0) for x in batch))
     noise_of_later = np.roll(noise, -1, axis=0)
-    prepared = agent.prepare(later, noise_of_later, steps_done=1, count=K - 1, iteration=0)
-    more, rest = agent.begin_gradient_steps(prepared)()
+    pending = agent.begin_gradient_steps(later, noise_of_later, steps_done=1, count=K - 1, iteration=0)
+    more, _, rest = pending.wait()
     errors = np.concatenate([once, rest])
     found = [step(slow, config, rows_of(batch, noise, k), k + 1) for k in range(K)]
     np.testing.assert_allclose(errors.reshape(K, ROWS), found, rtol=1e-4, atol=2e-5)
@@ -210,8 +209,8 @@ def test_unused_batches_change_nothing():
     for one, size in ((agent, K), (of_two, 2), (agent, K)):
         one.set_state(before)
         some = Batch(*(x[:size] for x in batch))
-        prepared = one.prepare(some, noise[:size], steps_done=0, count=2, iteration=0)
-        _, errors = one.begin_gradient_steps(prepared)()
+        pending = one.begin_gradient_steps(some, noise[:size], steps_done=0, count=2, iteration=0)
+        errors = pending.wait().errors
         assert errors.shape == (2, ENVS, EACH)
         found.append(one.get_state() | {"errors": errors})
     for name, value in found[0].items():
@@ -431,13 +430,13 @@ def test_numpy_acts_as_tensorflow_does(algorithm, env):
     observations = generator.normal(size=(200, 4 if algorithm == "dqn" else 3)).astype(np.float32)
     noise, acting = agent.network.draw_noise(generator, 200), agent.acting
     rows = acting.draw(5000 // config.iteration_steps, range(200))[0]
-    assert acting.numpy_can_act and not rows[0, -1]
+    assert acting.numpy_policy is not None and not rows[0, -1]
     ways = [lambda: acting.explore(observations, rows), lambda: acting.act(observations, noise)]
     ways.append(lambda: acting.act(observations))
     fast = [way() for way in ways]
-    agent.acting.numpy_can_act = False
+    policy, acting.numpy_policy = acting.numpy_policy, None
     slow = [way() for way in ways]
-    agent.acting.numpy_can_act = True
+    acting.numpy_policy = policy
     for mine, theirs in zip(fast, slow, strict=True):
         assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
@@ -460,13 +459,13 @@ def test_exploration_adds_noise_of_the_chosen_deviation():
 def test_numpy_does_not_act_for_a_network_of_bfloat16():
     """NumPy acts in float32, which would not be the policy that is exported and evaluated."""
     _, agent = make_agent.__wrapped__("sac", "--env", "Pendulum-v1", "--precision", "bfloat16")
-    assert not agent.acting.numpy_can_act
+    assert agent.acting.numpy_policy is None
 
 
 def test_autograph_rewrites_the_loop_over_gradient_steps_and_little_else(converted):
     """AutoGraph would take longer than all other work of TensorFlow in a process's first call."""
     _, agent = make_agent.__wrapped__("sac", "--env", "Pendulum-v1")
     batch, noise = make_batch(agent, np.random.default_rng(3), 3, None)
-    agent.begin_gradient_steps(agent.prepare(batch, noise, steps_done=0, count=K, iteration=0))()
+    agent.begin_gradient_steps(batch, noise, steps_done=0, count=K, iteration=0).wait()
     assert "ReplayAgent._take_steps" in converted and "ReplayAgent._gradient_step" not in converted
     assert len({*converted}) < 8, converted

@@ -99,7 +99,8 @@ def passes(agent):
     forward = tf.function(agent.network.forward_pass(on_gpu=False, at_once=2))
     yield lambda x: [y.numpy() for y in forward(agent.learning.weights(), tf.constant(x))]
     vectors = agent.learning.vectors()
-    parameters, values = agent.network.array_pass(vectors), agent.network.array_values(vectors)
+    policy = agent.acting.numpy_policy
+    parameters, values = policy.outputs(vectors), policy.values(vectors)
     yield lambda x: [parameters(x), values(x)]
 
 

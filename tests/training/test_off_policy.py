@@ -186,15 +186,10 @@ def test_priorities_are_the_errors_and_their_weights_grow_to_the_end():
     """(|error| + 1e-6)^alpha of each transition; (N P)^-beta, with beta from 0.4 to 1 over --total-steps."""
     config = parsed(*DQN[:1], *DQN[1:], "--priority-beta", "0.4", "--priority-exponent", "0.7")
     with contextlib.closing(make(config, off_policy.OffPolicyLearner)) as learner:
-        prepare, begin = learner.agent.prepare, learner.agent.begin_gradient_steps
-        begin_learning, env, betas, turns, drawn = learner._begin_learning, np.arange(4)[:, None], [], [], []
+        begin, learn = learner.agent.begin_gradient_steps, learner._learn
+        env, betas, turns = np.arange(4)[:, None], [], []
 
-        def noted(batch, noise, **options):
-            drawn.append(batch)
-            return prepare(batch, noise, **options)
-
-        def checked(prepared):
-            batch = drawn[-1]
+        def checked(batch, noise, **options):
             priorities = learner.replay.get_state()["priorities"]  # [envs, rows], as they were drawn by
             shares = priorities / priorities.sum(axis=1, keepdims=True)
             ratio = np.log(shares[env, batch.rows] / shares[shares > 0].min())
@@ -203,25 +198,18 @@ def test_priorities_are_the_errors_and_their_weights_grow_to_the_end():
                 np.testing.assert_allclose(batch.weight, np.exp(-betas[-1] * ratio), rtol=1e-5)
                 # The step that is taken meanwhile counts.
                 assert betas[-1] == pytest.approx(0.4 + 0.6 * 20 * len(turns) / 400, abs=1e-5)
-            results = begin(prepared)
+            started.append(begin(batch, noise, **options))
+            return started[-1]
 
-            def waited():
-                metrics, errors = results()
-                learned.append((batch.rows[: prepared.steps], errors))
-                return metrics, errors
-
-            return waited
-
-        def in_turn(env_steps, iteration):
+        def in_turn(iteration, env_steps):
             turns.append(env_steps)
-            begin_learning(env_steps, iteration)
+            learn(iteration, env_steps)
 
-        learner.agent.prepare, learner.agent.begin_gradient_steps = noted, checked
-        learner._begin_learning = in_turn
+        learner.agent.begin_gradient_steps, learner._learn = checked, in_turn
         for _ in range(4):
-            learned = []
+            started = []
             learner.update()
-            rows, errors = learned[-1]
+            _, rows, errors = started[-1].wait()
             priorities = learner.replay.get_state()["priorities"]
             last = {(e, row): error for (k, e, j), row in np.ndenumerate(rows) for error in [errors[k, e, j]]}
             for (e, row), error in last.items():
@@ -249,14 +237,14 @@ def test_a_single_env_acts_with_the_weights_before_the_gradient_steps_under_way(
         agent, before, acted = learner.agent, [], []
         begin, explore = agent.begin_gradient_steps, agent.acting.explore
 
-        def noted(prepared):
+        def noted(batch, noise, **options):
             before.append(agent.learning.vectors())
-            return begin(prepared)
+            return begin(batch, noise, **options)
 
         def checked(observations, rows):
             under_way = num_envs == 1 and learner._pending is not None
             weights = before[-1] if under_way else agent.learning.vectors()
-            expected = agent.network.array_pass(weights)(observations)
+            expected = agent.acting.numpy_policy.outputs(weights)(observations)
             np.testing.assert_array_equal(agent.acting.array_pass(observations), expected)
             acted.append(len(before) if under_way else 0)
             return explore(observations, rows)

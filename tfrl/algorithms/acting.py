@@ -36,6 +36,7 @@ from tfrl.workers.strategy import Runtime, resolve_precision, set_up_tensorflow
 if TYPE_CHECKING:
     from tfrl.networks.actor_critic import ActorCritic
     from tfrl.networks.network import Network
+    from tfrl.networks.numpy_policy import NumpyActorCritic, NumpyPolicy
 
 
 _MOST_ENVS = 16
@@ -57,7 +58,7 @@ class ActingNetwork:
       at_once: parts of a forward pass that CPUs compute at the same time.
 
     Attributes:
-      numpy_can_act: True if NumPy can compute the network. It depends only on the settings.
+      numpy_policy: the policy in NumPy; None if NumPy cannot compute it. It depends only on the settings.
     """
 
     def __init__(
@@ -67,13 +68,15 @@ class ActingNetwork:
         self._config = config
         self._read = read
         self._forward = network.forward_pass(on_gpu=on_gpu, at_once=at_once)
-        self.numpy_can_act = network.fits_arrays
+        from tfrl.networks.numpy_policy import policy_in_numpy  # which imports Keras
+
+        self.numpy_policy: NumpyPolicy | None = policy_in_numpy(network)
         self._array_pass: Callable[[np.ndarray], np.ndarray] | None = None
 
     @property
     def numpy_acts(self) -> bool:
         """True if NumPy also acts in the training envs."""
-        return self.numpy_can_act and self._config.num_envs <= _MOST_ENVS
+        return self.numpy_policy is not None and self._config.num_envs <= _MOST_ENVS
 
     def forget_weights(self) -> None:
         """Drops the cached NumPy weights, because the weights change."""
@@ -86,12 +89,16 @@ class ActingNetwork:
         Returns the function that `array_pass` calls.
         """
         if self._array_pass is None:
-            self._array_pass = self.network.array_pass(self.vectors())
+            return self.use_weights(self.vectors())
         return self._array_pass
 
-    def use_weights(self, vectors: Mapping[str, np.ndarray]) -> None:
-        """Acts in NumPy with these weight vectors, which must be the present ones."""
-        self._array_pass = self.network.array_pass(vectors)
+    def use_weights(self, vectors: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+        """Acts in NumPy with these weight vectors, which must be the present ones; returns like
+        `keep_weights`.
+        """
+        assert self.numpy_policy is not None
+        self._array_pass = self.numpy_policy.outputs(vectors)
+        return self._array_pass
 
     def vectors(self) -> dict[str, np.ndarray]:
         """The present weights as NumPy vectors."""
@@ -109,9 +116,10 @@ class ActingNetwork:
         They are drawn by noise float32 [B, K]; None gives the most likely actions. A recurrent network also
         takes its memory [B, M], and returns (actions, states [B, S]).
         """
-        if self.numpy_can_act:
+        policy = self.numpy_policy
+        if policy is not None:
             outputs = self.array_pass(observations)
-            return self.network.act_greedily(outputs) if noise is None else self.network.act(outputs, noise)
+            return policy.act_greedily(outputs) if noise is None else policy.act(outputs, noise)
         rows = (None if x is None else tf.convert_to_tensor(x) for x in (observations, noise, memory))
         return tf.nest.map_structure(lambda x: x.numpy(), self._act(*rows))
 
@@ -120,7 +128,7 @@ class ActingNetwork:
 
         Only for a network that `has_deviation`; the arguments are those of `act`.
         """
-        if self.numpy_can_act:
+        if self.numpy_policy is not None:
             parameters = self.array_pass(observations)
         else:
             parameters = self._parameters(*map(tf.convert_to_tensor, (observations, *memory))).numpy()
@@ -167,6 +175,7 @@ class ActingActorCritic(ActingNetwork):
     """
 
     network: ActorCritic
+    numpy_policy: NumpyActorCritic | None
 
     def __init__(
         self,
@@ -195,9 +204,10 @@ class ActingActorCritic(ActingNetwork):
         size, rows = observations.shape[:2], (observations, noise, *([] if memory is None else [memory]))
         flat = [x.reshape(-1, *x.shape[2:]) for x in rows]
         names: Sequence[str] = EXTRAS
-        if self.numpy_acts:
+        policy = self.numpy_policy if self.numpy_acts else None
+        if policy is not None:
             parameters = self.array_pass(flat[0])
-            results, names = [self.network.act(parameters, flat[1]), parameters], ["parameters"]
+            results, names = [policy.act(parameters, flat[1]), parameters], ["parameters"]
         elif self._runtime is None:
             results = [x.numpy() for x in self._sample(*map(tf.convert_to_tensor, flat))]
         else:
@@ -224,13 +234,14 @@ class ActingActorCritic(ActingNetwork):
 
     def complete(self, rollout: Rollout) -> None:
         """Adds log-probabilities and values to a rollout that NumPy collected with the present weights."""
-        if not self.numpy_acts:
+        policy = self.numpy_policy if self.numpy_acts else None
+        if policy is None:
             return
         parameters, observations = rollout.extras["parameters"], rollout.observations[:, :-1]
-        size, distribution = parameters.shape[:-1], self.network.distribution
-        actions = rollout.actions.reshape(-1, *distribution.action_spec.shape)
-        log_probs = distribution.log_probs_of(parameters.reshape(-1, parameters.shape[-1]), actions)
-        values = self.network.array_values(self.vectors())(observations.reshape(-1, observations.shape[-1]))
+        size, action_spec = parameters.shape[:-1], self.network.distribution.action_spec
+        actions = rollout.actions.reshape(-1, *action_spec.shape)
+        log_probs = policy.actions.log_probs(parameters.reshape(-1, parameters.shape[-1]), actions)
+        values = policy.values(self.vectors())(observations.reshape(-1, observations.shape[-1]))
         rollout.extras |= {"log_prob": log_probs.reshape(size), "value": values.reshape(size)}
 
 
@@ -277,8 +288,9 @@ class ExploringNetwork(ActingNetwork):
         width = self.network.noise_size
         noise = rows[:, :width]
         exploration = rows[0, width : width + len(self._config.exploration(0))]
-        if self.numpy_acts:
-            return self.network.act(self.array_pass(observations), noise, *exploration)
+        policy = self.numpy_policy if self.numpy_acts else None
+        if policy is not None:
+            return policy.act(self.array_pass(observations), noise, *exploration)
         observations, noise, *further = map(tf.convert_to_tensor, (observations, noise, *exploration))
         return self._act(observations, noise, None, *further).numpy()
 

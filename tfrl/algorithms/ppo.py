@@ -358,7 +358,7 @@ class PPOAgent(ActorCriticAgent):
     @property
     def uses_xla(self) -> bool:
         """True for small networks on CPUs."""
-        return self.network.is_small and not self._runtime.uses_gpu
+        return self._config.small_network and not self._runtime.uses_gpu
 
     def make_steps(self) -> dict[str, GradientStep]:
         """One gradient step, from a minibatch."""
