@@ -191,6 +191,7 @@ def test_actor_and_critic_have_the_networks_of_their_own_lambdas(tmp_path):
 
     network = {"actor": lambda x: keras.layers.Dense(8)(x), "critic": lambda x: keras.layers.Dense(24)(x)}
     settings = {"env": "CartPole-v1", "total_steps": 32, "num_envs": 4, "num_steps": 8, "epochs": 1}
+    settings |= {"num_minibatches": 1, "eager": True}
     run = tfrl.train("ppo", network=network, logdir=tmp_path, eval_episodes=1, **settings)
     with np.load(run.folder / "export/weights.npz") as weights:
         assert weights["actor_torso/dense/kernel"].shape == (4, 8)
@@ -292,6 +293,7 @@ def test_an_env_of_which_there_are_too_few_gives_one_sentence(tmp_path):
 def test_a_failed_evaluation_closes_its_envs(tmp_path):
     Counted.open = 0
     settings = {**SMALL, "num_envs": 1, "num_steps": 32, "num_minibatches": 1, "total_steps": 32}
+    settings |= {"eager": True}
     run = tfrl.train("ppo", env=Walk, logdir=tmp_path, run_name="r", **settings | {"eval_episodes": 1})
     with pytest.raises(tfrl.TrainingError, match="the motor is on fire"):
         tfrl.evaluate(tfrl.load(run.folder), env=Counted, episodes=2)

@@ -39,7 +39,9 @@ def make(tmp_path):
     def trial(program, part=None):
         part = part or Part("trial-000")
         (tmp_path / "tfrl").mkdir(exist_ok=True)
-        (tmp_path / "tfrl" / "__init__.py").touch()  # before the installed package, whichever way that is found
+        (
+            tmp_path / "tfrl" / "__init__.py"
+        ).touch()  # before the installed package, whichever way that is found
         (tmp_path / "tfrl" / "small.py").write_text(SMALL)
         run = tmp_path / part.run
         run.mkdir(exist_ok=True)

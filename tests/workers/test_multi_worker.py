@@ -61,9 +61,9 @@ def events(event_file, tag):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The logdir of a run by one process that nothing disturbed."""
+    """The logdir of a run by this process that nothing disturbed."""
     logdir = tmp_path_factory.mktemp("alone")
-    assert run_alone(*TRAIN, *flags(logdir, "--eval-every", "2"))[0] == 0
+    assert train(parse(flags(logdir, "--eval-every", "2"))) == 0
     return logdir
 
 
