@@ -39,6 +39,7 @@ def trainer_of(run):
 
 
 @pytest.mark.promise
+@pytest.mark.long
 @needs_tune
 def test_an_interrupted_sweep_resumes_and_a_failed_trial_affects_no_other(tmp_path):
     """The sweep gets three signals to stop while a run is held."""

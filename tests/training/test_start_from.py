@@ -135,7 +135,7 @@ def test_a_fixed_temperature_is_the_runs_own(runs, tmp_path):
     assert state["agent/log_alpha"] == np.float32(np.log(0.05)) != saved(runs("sac"))["agent/log_alpha"]
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("sac", marks=pytest.mark.long)])
 def test_an_export_alone_gives_weights_target_networks_and_normalisation(runs, tmp_path, algorithm):
     exported = tmp_path / "exported"
     shutil.copytree(runs(algorithm), exported, ignore=shutil.ignore_patterns("checkpoints"))

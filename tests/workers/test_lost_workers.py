@@ -17,6 +17,7 @@ from worker_pair import (
 pytestmark = pytest.mark.promise
 
 
+@pytest.mark.long
 def test_a_stopped_worker_is_found_and_named(tmp_path):
     command = [*FAULTY, "SIGSTOP", "1", "2", str(tmp_path / "marker"), *flags(tmp_path)]
     with started(command, command) as (chief, _):

@@ -198,11 +198,12 @@ def test_workers_with_loopback_addresses_listen_for_nobody_on_other_machines(tmp
 @pytest.mark.parametrize(
     ("moment", "update"),
     [
-        pytest.param("1", 2, marks=pytest.mark.long),
+        ("1", 2),
         (str(UPDATES - 1), UPDATES),
-        pytest.param("evaluation", UPDATES, marks=pytest.mark.long),
+        ("evaluation", UPDATES),
     ],
 )
+@pytest.mark.long
 def test_sigterm_on_one_worker_saves_on_all_and_one_process_resumes(alone, tmp_path, moment, update):
     command = [*FAULTY, "SIGTERM", "1", moment, str(tmp_path / "marker"), *flags(tmp_path)]
     ends = run_workers(command, command, PHASES=str(tmp_path))
