@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from tfrl.cli.errors import PeerError, UserError
+from tfrl.cli.errors import PeerError, TrainingError, UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.settings import SETTINGS_FILE, Settings, SettingsT, algorithm_of, is_of_earlier_version
 from tfrl.cli.streams import tell
@@ -33,6 +33,7 @@ RESULTS_FILE = "results.json"
 EVALUATION_FILE = "eval.json"
 BEST_FILE = "checkpoints/best.npz"
 LEFT_FILE = "left-by-sweep"  # marks a run that its sweep has replaced
+FAILED_FILE = "failed"  # why the last process of the run failed, if it could say so
 
 # Any of these makes a folder that of a run.
 _TRACES = (SETTINGS_FILE, "checkpoints", PROGRESS_FILE, RESULTS_FILE)
@@ -252,6 +253,8 @@ def take_run(
             held.enter_context(locked(config.run_dir))
         elif cluster.is_chief:
             held.enter_context(locked(config.run_dir, config.cluster_timeout))
+        if cluster is None or cluster.is_chief:
+            held.enter_context(_noting_failures(config.run_dir))
         if config.resume == "restart":
             if holds_run(config.run_dir):
                 restart.remove_run(config.run_dir)
@@ -259,6 +262,19 @@ def take_run(
             yield dataclasses.replace(config, resume="auto", yes=False)
         else:
             yield check_run(config, read)  # read again, because no other process writes there now
+
+
+@contextlib.contextmanager
+def _noting_failures(run: Path) -> Iterator[None]:
+    """Writes the error that ends the run to FAILED_FILE, for `tfrl.status`. The next process removes it."""
+    (run / FAILED_FILE).unlink(missing_ok=True)
+    try:
+        yield
+    except TrainingError as error:
+        with contextlib.suppress(OSError):
+            if holds_run(run):
+                files.write(run / FAILED_FILE, f"{error}\n")
+        raise
 
 
 @contextlib.contextmanager
