@@ -1,5 +1,6 @@
 """`tfrl.train`, `load` and `evaluate` do what the commands do, in a user's program."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,8 +17,10 @@ from processes import ROOT
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import tfrl
+from tfrl.cli import streams
 from tfrl.envs.spec import Box, Discrete
 from tfrl.reporting import scores
+from tfrl.run.console import Console
 
 SMALL = {"total_steps": 2048, "num_envs": 8, "num_steps": 64, "epochs": 2, "eval_episodes": 4, "seed": 3}
 
@@ -311,3 +314,15 @@ def test_a_policy_without_masks_takes_none(runs):
     policy = tfrl.load(runs["function"].folder)
     with pytest.raises(tfrl.SettingsError, match="was trained without action masks"):
         policy(np.zeros(4, np.float32), action_mask=[1, 0])
+
+
+def test_messages_name_settings_as_python_does(capsys):
+    """Also those that are no errors; a command to type keeps its flags."""
+    for inside, shown in (
+        (True, "more total_steps, or python -m tfrl.evaluate RUN --greedy\n"),
+        (False, None),
+    ):
+        text = "more --total-steps, or python -m tfrl.evaluate RUN --greedy"
+        with streams.called_from_python() if inside else contextlib.nullcontext():
+            Console().message(text)
+        assert capsys.readouterr().out == (shown or f"{text}\n")

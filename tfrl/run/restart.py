@@ -18,7 +18,14 @@ from tfrl.workers.tf_config import LAUNCH, RESTARTED, TFConfig
 # be repeated.
 _FILES = (
     *("results.json", "eval.json", "report.html", PROGRESS_FILE, "episodes.csv", EVENT_FILES, "stop"),
-    *("left-by-sweep", "failed", "videos/*-[0-9]*.mp4", "videos/*-[0-9]*.gif", "policies/*.npz", SETTINGS_FILE),
+    *(
+        "left-by-sweep",
+        "failed",
+        "videos/*-[0-9]*.mp4",
+        "videos/*-[0-9]*.gif",
+        "policies/*.npz",
+        SETTINGS_FILE,
+    ),
     *(f"plots/{name}.png" for name in ("learning_curve", "learning_curves", "final_scores", "training")),
 )
 _FOLDERS = ("checkpoints", "export", "phase", "heartbeats", "tensorflow")
