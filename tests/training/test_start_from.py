@@ -265,4 +265,4 @@ def test_a_wrong_start_from_is_refused_before_tensorflow(tmp_path):
     answer = Answer(
         *FLAGS["ppo"].split(), "--logdir", tmp_path, "--start-from", tmp_path / "none", module="tfrl.ppo"
     )
-    assert_refused(answer, "does not exist")
+    assert_refused(answer, f"error: --start-from: {tmp_path / 'none'} does not exist: give the folder")
