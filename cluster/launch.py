@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import math
@@ -98,6 +99,9 @@ def main(arguments: Sequence[str]) -> int:
     if not command:
         raise UserError(f"there is no command to run; write it after --; usage: {USAGE}")
     hosts = options.hosts.split(",") if options.hosts else []
+    if not hosts and shutil.which(command[0]) is None:
+        reason = errno.EACCES if Path(command[0]).exists() else errno.ENOENT
+        raise UserError(f"cannot start {command[0]!r}: {os.strerror(reason)}")
     workers = options.workers or len(hosts)
     if not workers:
         raise UserError("give --workers N (1 or more), or --hosts a,b for one worker on each host")

@@ -24,7 +24,7 @@ from tfrl.cli.streams import quiet_start
 if TYPE_CHECKING:
     import keras
 
-_USAGE = "python -m resnet [NAME or RUN] [--layers] [--draw FILE.png]"
+_USAGE = "python -m resnet [NAME or RUN]"
 _FORMATS = (".png", ".svg", ".pdf")
 
 

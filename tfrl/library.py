@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ import numpy as np
 
 from tfrl.algorithms.acting import SavedPolicy
 from tfrl.algorithms.runs import find_policy, run_folder
-from tfrl.cli import endings
+from tfrl.cli import endings, streams
 from tfrl.cli.errors import SettingsError, TrainingError, UserError
 from tfrl.cli.flags import coerce, flag, setting_hint
 from tfrl.cli.streams import quiet_start
@@ -364,11 +363,12 @@ def _arguments(values: Mapping[str, Any]) -> list[str]:
 @contextlib.contextmanager
 def _our_errors() -> Iterator[None]:
     """Turns a UserError into a SettingsError that names settings as Python does: num_envs for --num-envs."""
-    try:
-        yield
-    except UserError as error:
-        spelled = re.sub(r"--([a-z][a-z-]*[a-z])", lambda found: found[1].replace("-", "_"), str(error))
-        raise SettingsError(spelled) from error.__cause__  # the trace of a user's env, if it raised
+    with streams.called_from_python():
+        try:
+            yield
+        except UserError as error:
+            # The cause is the trace of a user's env, if it raised.
+            raise SettingsError(streams.spelled(str(error))) from error.__cause__
 
 
 # Policies

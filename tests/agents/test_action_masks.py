@@ -46,7 +46,7 @@ RUNS = {
     "reinforce": ("Masked", EpisodicLearner, ["--observers", "0", "--num-envs", "4", "--hidden", "8"]),
 }
 
-SHORT = ("ppo", "ppo of several choices", "dqn")  # the others are repetitions
+SHORT = ("ppo of several choices", "dqn")  # the others are repetitions
 
 
 class Command(Training):

@@ -211,6 +211,8 @@ def test_the_value_learns_every_few_updates_and_in_more_passes():
     assert history[-1]["train/first_ratio_error"] < 1e-5
 
 
+@pytest.mark.promise
+@pytest.mark.long
 def test_two_replicas_give_the_bits_of_one():
     runs = [updated(make(small(replicas=r, lr=1e-3)), 3) for r in (1, 2)]
     (history, weights), (others, found) = runs

@@ -22,7 +22,7 @@ def log_softmax(logits):
     return logits - tf.math.log(tf.reduce_sum(tf.exp(logits), axis=1, keepdims=True))
 
 
-@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("share", [pytest.param(False, marks=pytest.mark.long), True])
 def test_an_auxiliary_step_equals_adam_on_the_oracles_gradient(small, share):
     config = small(share_torso=share, beta_clone=2.0)
     agent = make(config).agent

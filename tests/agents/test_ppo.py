@@ -126,21 +126,21 @@ def test_metrics_equal_a_float64_computation(small, learner):
     assert metrics["train/learning_rate"] == 0.0
 
 
-@pytest.mark.parametrize(("value", "explained"), [(None, 0.0), (0.5, 1.0)])
-def test_explained_variance_of_constant_targets_is_1_only_for_equal_values(small, learner, value, explained):
+def test_explained_variance_of_constant_targets_is_1_only_for_equal_values(small, learner):
     agent = learner(small(gamma=0.0))
-    rollout = agent.collect()
-    rollout.rewards[:] = 0
-    if value is not None:
-        rollout.extras["value"][:] = value
-    assert agent.learn(rollout)["train/explained_variance"] == explained
+    for value, explained in ((None, 0.0), (0.5, 1.0)):
+        rollout = agent.collect()
+        rollout.rewards[:] = 0
+        if value is not None:
+            rollout.extras["value"][:] = value
+        assert agent.learn(rollout)["train/explained_variance"] == explained
 
 
 @pytest.mark.parametrize(
     ("changes", "rate"),
     [
         ({"max_grad_norm": 0.05, "lr_schedule": "linear"}, 0.0025),  # it is the seventh update of eight
-        ({"max_grad_norm": 100.0, "clip_value": False}, 0.01),
+        pytest.param({"max_grad_norm": 100.0, "clip_value": False}, 0.01, marks=pytest.mark.long),
     ],
 )
 def test_one_step_equals_adam_on_the_oracles_clipped_gradient(small, learner, changes, rate):

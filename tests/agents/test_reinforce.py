@@ -62,7 +62,11 @@ def flat(agent):
 
 @pytest.mark.parametrize(
     "flags",
-    [(), ("--dropout", "0.6"), ("--optimizer", "rmsprop", "--reward-scale", "2", "--reward-shift", "1.5")],
+    [
+        pytest.param((), marks=pytest.mark.long),
+        ("--dropout", "0.6"),
+        ("--optimizer", "rmsprop", "--reward-scale", "2", "--reward-shift", "1.5"),
+    ],
 )
 def test_a_step_equals_the_optimizer_on_the_slow_losss_gradient(flags):
     config, agent = make_agent(*flags, "--entropy-coef", "0.02", "--adam-epsilon", "1e-3")

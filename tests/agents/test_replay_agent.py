@@ -294,6 +294,7 @@ def test_ddpg_with_each_optimizer_equals_a_slow_reference(optimizer):
     run("ddpg", flags, 3, 0, deterministic(["critic1"], 1, False))
 
 
+@pytest.mark.long
 def test_td3_with_huber_loss_equals_a_slow_reference():
     step = deterministic(["critic1", "critic2"], 2, True, delta=0.5)
     run("td3", [*DETERMINISTIC, "--huber-delta", "0.5"], 3, 0, step)
@@ -316,7 +317,9 @@ def tanh_normal(parameters, noise):
     return np.tanh(z), log_prob.sum(1)
 
 
-@pytest.mark.parametrize(("alpha", "target_every", "delta"), [(None, 1, None), (0.3, 2, 0.5)])
+@pytest.mark.parametrize(
+    ("alpha", "target_every", "delta"), [(None, 1, None), pytest.param(0.3, 2, 0.5, marks=pytest.mark.long)]
+)
 def test_sac_equals_a_slow_reference(alpha, target_every, delta):
     critics = ["critic1", "critic2"]
 
@@ -421,7 +424,12 @@ def test_a_run_of_discrete_sac_warns_of_a_temperature_that_grows_without_end(tmp
 
 
 @pytest.mark.parametrize(
-    "algorithm, env", [("dqn", "CartPole-v1"), ("td3", "Pendulum-v1"), ("sac", "Pendulum-v1")]
+    "algorithm, env",
+    [
+        ("dqn", "CartPole-v1"),
+        pytest.param("td3", "Pendulum-v1", marks=pytest.mark.long),
+        ("sac", "Pendulum-v1"),
+    ],
 )
 def test_numpy_acts_as_tensorflow_does(algorithm, env):
     config, agent = make_agent(algorithm, "--env", env, "--preset", "default")

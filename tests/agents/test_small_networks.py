@@ -67,12 +67,18 @@ def test_1_2_and_4_replicas_give_equal_results(tmp_path, flags):
             np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("share", ["--share-torso", "--no-share-torso"])
 @pytest.mark.parametrize(
-    "activation",
-    ["tanh", "relu,elu", "silu,tanh", "sigmoid,leaky_relu", "selu,softplus", "softsign,relu6", "gelu,mish"],
+    ("env", "share", "activation"),
+    [
+        ("CartPole-v1", "--share-torso", "tanh"),
+        ("CartPole-v1", "--no-share-torso", "relu,elu"),
+        ("CartPole-v1", "--share-torso", "silu,tanh"),
+        ("CartPole-v1", "--no-share-torso", "sigmoid,leaky_relu"),
+        ("Pendulum-v1", "--share-torso", "selu,softplus"),
+        ("Pendulum-v1", "--no-share-torso", "softsign,relu6"),
+        ("Pendulum-v1", "--no-share-torso", "gelu,mish"),
+    ],
 )
-@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_numpy_acts_as_tensorflow_does(tmp_path, env, activation, share):
     agent = make(tmp_path, "--env", env, *SHORT, "--activation", activation, share).agent
     network, generator = agent.network, np.random.default_rng(0)

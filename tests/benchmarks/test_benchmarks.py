@@ -30,7 +30,7 @@ from tfrl.cli.errors import TrainingError
     [
         ("learning_procgen", ["--envs", "fruitbot,catch"], "no curve of catch was published"),
         ("learning_procgen", ["--envs", "nosuch"], "there is no env 'nosuch'"),
-        ("learning_procgen", ["--total-steps", "1e3"], "--total-steps must be at least one update"),
+        ("learning_procgen", ["--total-steps", "0"], "--total-steps must be at least 1"),
         ("learning_procgen", ["--seeds", "1,x"], "--seeds must be a whole number; got 'x'"),
         ("learning_procgen", ["--seeds", "3..1"], "--seeds 3..1 has no seed"),
         ("learning_offline", ["--algorithms", "bc,sac"], "--algorithms must be of bc, iql, td3_bc, cql"),

@@ -241,3 +241,8 @@ def test_anneal_lr_is_the_linear_schedule_also_in_a_file(tmp_path):
     for flags in ("--config {0} --lr-schedule cosine", "--lr-schedule cosine --config {0}"):
         words = flags.format(tmp_path / "both.yaml").split()
         assert "--anneal-lr means --lr-schedule linear" in refusal(ppo, " ".join(words))
+
+
+def test_a_length_below_one_update_is_rounded_up_as_others_are():
+    config = reader("ppo").parse(["--env", "CartPole-v1", "--total-steps", "10"])
+    assert (config.num_updates, config.run_steps) == (1, config.num_envs * config.num_steps)

@@ -98,7 +98,12 @@ def test_its_settings_are_presets_defaults_and_its_own(runs):
 def test_a_step_is_that_of_a_plain_policy_gradient(runs):
     """With one epoch and one minibatch the ratio is 1, where PPO's surrogate has the same gradient."""
     plain = tfrl.train(
-        "ppo", logdir=runs["one"].folder.parent, run_name="ppo", **{**SMALL, **A2C.defaults}, clip_value=False
+        "ppo",
+        logdir=runs["one"].folder.parent,
+        run_name="ppo",
+        **{**SMALL, **A2C.defaults},
+        clip_value=False,
+        eager=True,
     )
     mine, theirs = (np.load(r.folder / "export/weights.npz") for r in (runs["one"], plain))
     for name in mine.files:
@@ -278,7 +283,7 @@ def test_the_documented_algorithms_train(tmp_path):
     with mock.patch.dict(sys.modules, {"documented": module}):
         for block in blocks:
             exec(compile(block, "docs/extending.md", "exec"), vars(module))
-        plain = tfrl.train(module.MyAlgorithm, run_name="plain", **settings)
+        plain = tfrl.train(module.MyAlgorithm, run_name="plain", eager=True, **settings)
         sharp = tfrl.train(module.MySharpAlgorithm, run_name="sharp", sharpness=0.5, epochs=1, **settings)
     texts = [(run.folder / "config.yaml").read_text() for run in (plain, sharp)]
     assert "\nepochs: 1\n" in texts[0] and "\nenv: Acrobot-v1\n" in texts[0]
@@ -321,6 +326,7 @@ def test_the_documented_variant_of_a_replay_algorithm_has_its_target(munchausen)
     np.testing.assert_allclose(found.losses, rows["weight"] * error**2 / 2, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_the_documented_variant_of_a_replay_algorithm_is_one_run_on_two_replicas(munchausen, tmp_path):
     settings = {"env": "CartPole-v1", "num_envs": 2, "hidden": (16, 16), "total_steps": 1000, "seed": 2}
     settings |= {"learning_starts": 200, "eval_episodes": 2, "logdir": tmp_path}
@@ -361,7 +367,7 @@ def test_a_policy_loads_where_its_env_cannot_be_made(runs, tmp_path):
             super().__init__(gymnasium.make("Pendulum-v1"))
 
     settings = {"total_steps": 256, "num_envs": 4, "num_steps": 32, "num_minibatches": 2, "epochs": 1}
-    settings |= {"hidden": (16,), "eval_episodes": 1, "logdir": tmp_path, "run_name": "p"}
+    settings |= {"hidden": (16,), "eval_episodes": 1, "logdir": tmp_path, "run_name": "p", "eager": True}
     run = tfrl.train("ppo", env=Made, **settings)
     code = (
         "import sys, tfrl, numpy as np\n"

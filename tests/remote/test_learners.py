@@ -78,7 +78,8 @@ def assert_same_as_undisturbed(folder, *flags):
     return found
 
 
-@pytest.mark.parametrize("ray_first", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("ray_first", [False, True])
 def test_learners_on_their_own_ray_stop_together_with_the_weights_of_one(tmp_path, ray_first):
     """SIGTERM goes to all processes, also to Ray's; the reference run is in this process."""
     folder = tmp_path / "disturbed"

@@ -171,8 +171,7 @@ def test_hits_and_loss_are_summed_over_replicas():
     assert sums[1] == right.mean() and sums[0] == pytest.approx(np.log(CLASSES), rel=0.5)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("size", [4, 16, 64])
+@pytest.mark.parametrize(("replicas", "size"), [(1, 4), (2, 16), (2, 64)])
 def test_every_test_image_counts_once(replicas, size):
     made = make_learner(replicas)
     order = np.arange(len(DATA.test))
@@ -246,8 +245,14 @@ def test_a_nan_ends_the_run_with_a_sentence(folder):
 # Exports
 
 
-@pytest.mark.parametrize("replicas", [0, 2])
-@pytest.mark.parametrize("kind", ["keras", "saved_model"])
+@pytest.mark.parametrize(
+    ("kind", "replicas"),
+    [
+        ("keras", 2),
+        ("saved_model", 0),
+        *(pytest.param(*more, marks=pytest.mark.long) for more in (("keras", 0), ("saved_model", 2))),
+    ],
+)
 def test_the_export_scores_the_same_with_and_without_a_strategy(finished, kind, replicas):
     import keras
     import tensorflow as tf

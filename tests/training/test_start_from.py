@@ -136,7 +136,7 @@ def test_a_fixed_temperature_is_the_runs_own(runs, tmp_path):
     assert state["agent/log_alpha"] == np.float32(np.log(0.05)) != saved(runs("sac"))["agent/log_alpha"]
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("sac", marks=pytest.mark.long)])
 def test_an_export_alone_gives_weights_target_networks_and_normalisation(runs, tmp_path, algorithm):
     exported = tmp_path / "exported"
     shutil.copytree(runs(algorithm), exported, ignore=shutil.ignore_patterns("checkpoints"))
@@ -266,4 +266,4 @@ def test_a_wrong_start_from_is_refused_before_tensorflow(tmp_path):
     answer = Answer(
         *FLAGS["ppo"].split(), "--logdir", tmp_path, "--start-from", tmp_path / "none", module="tfrl.ppo"
     )
-    assert_refused(answer, "does not exist")
+    assert_refused(answer, f"error: --start-from: {tmp_path / 'none'} does not exist: give the folder")

@@ -100,8 +100,6 @@ class RolloutSettings(Network, Rollouts, DistributedSettings):
             raise UserError(
                 f"--sequence-length must divide --num-steps {self.num_steps}; got {self.sequence_length}."
             )
-        if self.total_steps < self.steps_per_update:
-            raise UserError(f"--total-steps must be at least one update, {product}; got {self.total_steps}.")
 
 
 class ActorCriticAgent(Agent):

@@ -94,6 +94,9 @@ def check_start(config: RLSettings) -> None:
     name = f"--start-from {config.start_from}"
     if getattr(config, "torso_weights", None) is not None:
         raise UserError(f"{name} gives all weights, and --torso-weights those of the torso: leave one out.")
-    there = of_run(run)
+    try:
+        there = of_run(run)
+    except UserError as error:
+        raise UserError(f"--start-from: {error}") from error.__cause__
     check_has_start(config)
     check_same_network(name, config, there)

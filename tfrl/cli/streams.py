@@ -59,7 +59,28 @@ def tell(line: str, stream: TextIO | None = None) -> None:
     """Writes a line to `stream`, stderr by default, even if nobody reads it."""
     stream = stream or sys.stderr
     with surviving(stream):
-        print(line, file=stream, flush=True)
+        print(spelled(line), file=stream, flush=True)
+
+
+_python_calls = [0]  # how many calls of the library are under way
+
+
+@contextlib.contextmanager
+def called_from_python() -> Iterator[None]:
+    """Within the context, messages name settings as Python does."""
+    _python_calls[0] += 1
+    try:
+        yield
+    finally:
+        _python_calls[0] -= 1
+
+
+def spelled(text: str) -> str:
+    """The text as it is, or with num_envs for --num-envs if Python code trains; commands keep their flags."""
+    if not _python_calls[0]:
+        return text
+    names = r"python -m [^;`\n]*|--([a-z][a-z-]*[a-z])"
+    return re.sub(names, lambda found: found[1].replace("-", "_") if found[1] else found[0], text)
 
 
 class Unbreakable:

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from tfrl.cli.errors import PeerError, UserError
+from tfrl.cli.errors import PeerError, TrainingError, UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.settings import SETTINGS_FILE, Settings, SettingsT, algorithm_of, is_of_earlier_version
 from tfrl.cli.streams import tell
@@ -35,6 +35,7 @@ RESULTS_FILE = "results.json"
 EVALUATION_FILE = "eval.json"
 BEST_FILE = "checkpoints/best.npz"
 LEFT_FILE = "left-by-sweep"  # marks a run that its sweep has replaced
+FAILED_FILE = "failed"  # why the last process of the run failed, if it could say so
 
 # Any of these makes a folder that of a run.
 _TRACES = (SETTINGS_FILE, "checkpoints", PROGRESS_FILE, RESULTS_FILE)
@@ -220,7 +221,7 @@ def finite(value: Any) -> Any:
 # be repeated.
 _RUN_FILES = (
     *("results.json", "eval.json", "report.html", PROGRESS_FILE, "episodes.csv", EVENT_FILES, "stop"),
-    *("left-by-sweep", "videos/*-[0-9]*.mp4", "videos/*-[0-9]*.gif", "policies/*.npz", SETTINGS_FILE),
+    *(LEFT_FILE, FAILED_FILE, "videos/*-[0-9]*.mp4", "videos/*-[0-9]*.gif", "policies/*.npz", SETTINGS_FILE),
     *(f"plots/{name}.png" for name in ("learning_curve", "learning_curves", "final_scores", "training")),
 )
 _RUN_FOLDERS = ("checkpoints", "export", "phase", "heartbeats", "tensorflow")
@@ -340,12 +341,27 @@ def take_run(
         elif cluster.is_chief:
             held.enter_context(locked(config.run_dir, config.cluster_timeout))
         config = check_run(config, read)  # no other process writes there now
+        if cluster is None or cluster.is_chief:
+            held.enter_context(_noting_failures(config.run_dir))
         if config.resume == "restart":
             if holds_run(config.run_dir):
                 _remove_run(config.run_dir)
             _note_restart(config.run_dir)
             config = dataclasses.replace(config, resume="auto", yes=False)
         yield config
+
+
+@contextlib.contextmanager
+def _noting_failures(run: Path) -> Iterator[None]:
+    """Writes the error that ends the run to FAILED_FILE, for `tfrl.status`. The next process removes it."""
+    (run / FAILED_FILE).unlink(missing_ok=True)
+    try:
+        yield
+    except TrainingError as error:
+        with contextlib.suppress(OSError):
+            if holds_run(run):
+                files.write(run / FAILED_FILE, f"{error}\n")
+        raise
 
 
 @contextlib.contextmanager
