@@ -6,8 +6,8 @@ import pytest
 from made_runs import make_run
 
 from tfrl import status
+from tfrl.algorithms.runs import of_run, reader
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.config import of_run, reader
 from tfrl.reporting import runs
 from tfrl.run.checkpoint import CheckpointStore, State
 from tfrl.run.folder import LEFT_FILE, locked, take_run
