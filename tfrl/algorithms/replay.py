@@ -313,7 +313,7 @@ class PendingSteps:
         """
         if self._learned is None:
             done, sums, errors, vectors = self._results
-            metrics = {name: float(sums[name].numpy()) for name in self._agent.reported}
+            metrics = dict(zip(self._agent.reported, sums.numpy().tolist(), strict=True))
             check_finite(metrics.items(), f" (gradient step {self._steps_done + int(done)})")
             if self._agent.acts_meanwhile:
                 self._agent.act_with(vectors)
@@ -559,28 +559,29 @@ class ReplayAgent(Agent):
 
     def _take_steps(
         self, rows: Mapping[str, Any], numbers: tf.Tensor, scale: tf.Tensor
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor], list[tf.Tensor], Weights]:
+    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor], Weights]:
         """The gradient steps of one call, from rows [K, a replica's rows, ...].
 
         `numbers` are the number of earlier gradient steps, and how many to take. The results are how many
-        were taken, the sums of the metrics by name, the errors by replica, and the new vectors if NumPy acts.
+        were taken, the sums of the metrics, the errors by replica, and the new vectors if NumPy acts. The
+        sums are one tensor, in the order of `reported`: a call with many small results takes longer.
         """
         steps_done, count = numbers[0], numbers[1]
         gradient_step = tf.autograph.experimental.do_not_convert(self._gradient_step)
         batches, size = self._runtime.first(rows[_FLOATS]).shape[:2]
         if batches == 1:  # a loop costs as much as the step of a small network
             metrics, kept = gradient_step(rows, tf.constant(0), steps_done, scale)
-            return tf.constant(1), metrics, [k[None] for k in kept], self._vectors_to_act()
-        done, finite = tf.constant(0), tf.constant(True)
-        sums = {name: tf.constant(0.0) for name in self.reported}
+            means = tf.stack([metrics[name] for name in self.reported])
+            return tf.constant(1), means, [k[None] for k in kept], self._vectors_to_act()
+        done, sums, finite = tf.constant(0), tf.zeros(len(self.reported)), tf.constant(True)
         errors = [tf.zeros((batches, size)) for _ in range(self._runtime.local_replicas)]
         while done < count and finite:
             metrics, kept = gradient_step(rows, done, steps_done + done, scale)
             pairs = zip(errors, kept, strict=True)
             errors = [tf.tensor_scatter_nd_update(e, [[done]], [k]) for e, k in pairs]
-            sums = {name: sums[name] + value for name, value in metrics.items()}
+            means = tf.stack([metrics[name] for name in self.reported])
             # Summed over replicas, so all hold the same numbers, and all workers stop together.
-            finite = tf.reduce_all(tf.math.is_finite(list(metrics.values())))
+            sums, finite = sums + means, tf.reduce_all(tf.math.is_finite(means))
             done += 1
         return done, sums, errors, self._vectors_to_act()
 
