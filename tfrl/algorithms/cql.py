@@ -121,7 +121,7 @@ class _DiscreteCQL(CQLAgent):
 class _ContinuousCQL(CQLAgent, SACAgent):
     """SAC with the conservative loss."""
 
-    settings = Config  # type: ignore[assignment]  # SAC's settings by the same names
+    settings = Config
     _config: Config  # type: ignore[assignment]  # SAC's settings by the same names
 
     @property

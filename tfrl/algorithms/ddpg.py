@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from tfrl.algorithms.replay import ReplayAgent, ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.flags import COUNT, NOT_NEGATIVE, Range
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
-from tfrl.config.run import Task, Torso
+from tfrl.config.run import RLSettings, Task, Torso
 from tfrl.ops import q_learning
 from tfrl.ops.graph import tf
 from tfrl.workers.data_parallel import TARGET, GradientStep, Losses, Weights
@@ -48,7 +48,7 @@ class Config(DDPG, ReplaySettings):
 class DDPGAgent(ReplayAgent):
     """Train DDPG, an actor and its critic, on an env with continuous actions."""
 
-    settings = Config
+    settings: ClassVar[type[RLSettings]] = Config
     env = "Pendulum-v1"
     _config: Config
     network: ActorAndCritics

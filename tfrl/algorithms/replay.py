@@ -251,13 +251,13 @@ class PendingSteps:
         """
         if self._learned is None:
             done, sums, errors, vectors = self._results
-            totals = dict(zip(self._agent.reported, sums.numpy().tolist(), strict=True))
-            check_finite(totals.items(), f" (gradient step {self._steps_done + int(done)})")
+            metrics = dict(zip(self._agent.reported, sums.numpy().tolist(), strict=True))
+            check_finite(metrics.items(), f" (gradient step {self._steps_done + int(done)})")
             if self._agent.acts_meanwhile:
                 self._agent.act_with(vectors)
             count, _, each = self._rows.shape
             parts = [e.numpy()[:count].reshape(count, -1, each) for e in errors]
-            metrics = {f"train/{name}": value for name, value in totals.items()}
+            metrics = {f"train/{name}": value for name, value in metrics.items()}
             self._learned = Learned(metrics, self._rows, np.concatenate(parts, axis=1))
         return self._learned
 
@@ -272,6 +272,8 @@ class ReplayAgent(Agent):
     A subclass has `target_networks` and `make_steps`, and perhaps `update_noise`.
 
     Attributes:
+      steps: the gradient steps on one batch by name, in order.
+      reported: the names of their metrics, in order.
       acts_meanwhile: NumPy acts while gradient steps are under way, with the weights before them.
     """
 
@@ -284,6 +286,7 @@ class ReplayAgent(Agent):
         first, *_ = self.steps
         # Its errors are the priorities.
         self.steps[first] = dataclasses.replace(self.steps[first], errors="rows")
+        self.reported = [name for step in self.steps.values() for name in step.metrics]
         self.metric_names = (*(f"train/{name}" for name in self.reported), *self.progress(0))
         on_gpu = runtime.uses_gpu
         self.learning = DataParallel(
@@ -468,11 +471,6 @@ class ReplayAgent(Agent):
             "train/learning_rate": learning_rate(config.lr_schedule, config.lr, iteration, config.num_updates)
         }
 
-    @property
-    def reported(self) -> list[str]:
-        """The names of the metrics of a gradient step, in order."""
-        return [name for step in self.steps.values() for name in step.metrics]
-
     def _join(self, fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Joins the float32 fields among fields [K, B, b, ...]: each array costs time, its numbers little."""
         flat = [
@@ -503,20 +501,23 @@ class ReplayAgent(Agent):
         """The gradient steps of one call, from rows [K, a replica's rows, ...].
 
         `numbers` are the number of earlier gradient steps, and how many to take. The results are how many
-        were taken, the sums of metrics, the errors by replica, and the new vectors if NumPy acts.
+        were taken, the sums of the metrics, the errors by replica, and the new vectors if NumPy acts. The
+        sums are one tensor, in the order of `reported`: a call with many small results takes longer.
         """
         steps_done, count = numbers[0], numbers[1]
         gradient_step = tf.autograph.experimental.do_not_convert(self._gradient_step)
         batches, size = self._runtime.first(rows[_FLOATS]).shape[:2]
         if batches == 1:  # a loop costs as much as the step of a small network
-            means, kept = gradient_step(rows, tf.constant(0), steps_done, scale)
+            metrics, kept = gradient_step(rows, tf.constant(0), steps_done, scale)
+            means = tf.stack([metrics[name] for name in self.reported])
             return tf.constant(1), means, [k[None] for k in kept], self._vectors_to_act()
         done, sums, finite = tf.constant(0), tf.zeros(len(self.reported)), tf.constant(True)
         errors = [tf.zeros((batches, size)) for _ in range(self._runtime.local_replicas)]
         while done < count and finite:
-            means, kept = gradient_step(rows, done, steps_done + done, scale)
+            metrics, kept = gradient_step(rows, done, steps_done + done, scale)
             pairs = zip(errors, kept, strict=True)
             errors = [tf.tensor_scatter_nd_update(e, [[done]], [k]) for e, k in pairs]
+            means = tf.stack([metrics[name] for name in self.reported])
             # Summed over replicas, so all hold the same numbers, and all workers stop together.
             sums, finite = sums + means, tf.reduce_all(tf.math.is_finite(means))
             done += 1
@@ -528,33 +529,36 @@ class ReplayAgent(Agent):
 
     def _gradient_step(
         self, rows: Mapping[str, Any], number: tf.Tensor, steps_done: tf.Tensor, scale: tf.Tensor
-    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+    ) -> tuple[dict[str, tf.Tensor], Sequence[tf.Tensor]]:
         """All steps of `make_steps` on batch `number`; the means of their metrics, each replica's errors."""
-        run, found, errors = self._runtime.strategy.run, [], ()
-        for index, (name, step) in enumerate(self.steps.items()):
+        run, first = self._runtime.strategy.run, self._runtime.first
+        metrics: dict[str, tf.Tensor] = {}
+        errors: Sequence[tf.Tensor] = ()
+        for name, step in self.steps.items():
             take = functools.partial(run, self._step_on_replica, args=(name, rows, number, scale))
             if step.every == 1:
                 means, kept = take()
-                means = self._runtime.first(means)
-                errors = self._runtime.local_results(kept) if index == 0 else errors
+                metrics |= {metric: first(mean) for metric, mean in means.items()}
+                errors = errors or self._runtime.local_results(kept)  # of the first step
             else:
-                means = tf.cond(
+                metrics |= tf.cond(
                     (steps_done + 1) % step.every == 0,
-                    lambda take=take, every=step.every: self._runtime.first(take()[0]) * float(every),
-                    lambda step=step: tf.zeros(len(step.metrics)),
+                    lambda take=take, every=step.every: {
+                        metric: first(mean) * float(every) for metric, mean in take()[0].items()
+                    },
+                    lambda step=step: {metric: tf.constant(0.0) for metric in step.metrics},
                 )
-            found.append(means)
         if self.target_every == 1:
             run(self.learning.move_targets)
         else:
             due = (steps_done + 1) % self.target_every == 0
             tf.cond(due, lambda: run(self.learning.move_targets), lambda: None)
-        return tf.concat(found, axis=0), errors
+        return metrics, errors
 
     def _step_on_replica(
         self, name: str, rows: Rows, number: tf.Tensor, scale: tf.Tensor
-    ) -> tuple[tf.Tensor, Any]:
+    ) -> tuple[dict[str, tf.Tensor], Any]:
         """Means of the metrics, and the errors of this replica's rows."""
         batch = self._separate({field: x[number] for field, x in rows.items()})
         outcome = self.learning.steps[name].step(batch, (), scale)
-        return tf.stack(list(outcome.metrics.values())), outcome.errors
+        return dict(outcome.metrics), outcome.errors

@@ -17,7 +17,7 @@ from tfrl.algorithms.replay import ReplayAgent, ReplayLearning, ReplaySettings, 
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import POSITIVE, Range
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
-from tfrl.config.run import Task, Torso
+from tfrl.config.run import RLSettings, Task, Torso
 from tfrl.envs import registry
 from tfrl.envs.observations import FORBIDDEN
 from tfrl.envs.spec import ActionSpec, Box, Discrete
@@ -95,7 +95,7 @@ _GROWTH = 100.0  # of a temperature of which the run warns
 class SACAgent(ReplayAgent):
     """Train SAC, an actor, two critics and a temperature, on an env with continuous or discrete actions."""
 
-    settings = Config
+    settings: ClassVar[type[RLSettings]] = Config
     env = "Pendulum-v1"
     _config: Config
     network: ActorAndCritics

@@ -9,7 +9,7 @@ from tfrl.algorithms.ddpg import DDPG, DDPGAgent
 from tfrl.algorithms.replay import ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.flags import COUNT, NOT_NEGATIVE
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
-from tfrl.config.run import Task, Torso
+from tfrl.config.run import RLSettings, Task, Torso
 from tfrl.ops import q_learning
 from tfrl.ops.graph import tf
 from tfrl.workers.data_parallel import TARGET, Weights
@@ -45,7 +45,7 @@ class Config(TD3, ReplaySettings):
 class TD3Agent(DDPGAgent):
     """Train TD3, an actor and two critics, on an env with continuous actions."""
 
-    settings = Config  # type: ignore[assignment]  # DDPG's settings by the same names
+    settings: ClassVar[type[RLSettings]] = Config
     _config: Config  # type: ignore[assignment]  # DDPG's settings by the same names
 
     @property

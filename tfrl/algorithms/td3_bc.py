@@ -42,7 +42,7 @@ class Config(TD3BC, OfflineValues, OfflineSettings):
 class TD3BCAgent(OfflineAgent, TD3Agent):
     """Train TD3+BC, an actor and two critics, from recorded episodes with continuous actions."""
 
-    settings = Config  # type: ignore[assignment]  # TD3's settings by the same names
+    settings = Config
     _config: Config  # type: ignore[assignment]  # TD3's settings by the same names
 
     def _actor_loss(self, weights: Weights, rows: Rows) -> Losses:
