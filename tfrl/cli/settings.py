@@ -39,8 +39,9 @@ from tfrl.cli.flags import (
     read_flags,
     read_yaml,
     shown,
+    texts_of,
 )
-from tfrl.cli.help import Group, print_help, texts_of
+from tfrl.cli.help import Group, print_help
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
