@@ -261,8 +261,8 @@ class Preset(NamedTuple):
 @functools.cache
 def preset_files(kind: type[Settings]) -> dict[str, Traversable]:
     """The files of the presets of a dataclass of settings, by name in the order of the alphabet."""
-    files = {file.name.removesuffix(".yaml"): file for file in kind.preset_folder().iterdir()}
-    return dict(sorted(files.items()))
+    files = {file.name: file for file in kind.preset_folder().iterdir()}
+    return {name.removesuffix(".yaml"): files[name] for name in sorted(files) if name.endswith(".yaml")}
 
 
 @functools.cache
