@@ -261,8 +261,8 @@ class Preset(NamedTuple):
 @functools.cache
 def preset_files(kind: type[Settings]) -> dict[str, Traversable]:
     """The files of the presets of a dataclass of settings, by name in the order of the alphabet."""
-    files = {file.name: file for file in kind.preset_folder().iterdir()}
-    return {name.removesuffix(".yaml"): files[name] for name in sorted(files) if name.endswith(".yaml")}
+    files = [file for file in kind.preset_folder().iterdir() if file.name.endswith(".yaml")]
+    return dict(sorted((file.name.removesuffix(".yaml"), file) for file in files))
 
 
 @functools.cache
