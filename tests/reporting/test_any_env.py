@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -95,13 +94,14 @@ def test_published_returns_are_of_the_same_env_and_algorithm(env, algorithm, set
 class Other(Config):
     """Another algorithm with a setting of its own."""
 
-    algorithm: ClassVar[str] = "other"
+    algorithm: str = "other"
     tau: float = 0.1
 
 
 def test_runs_of_different_algorithms_are_separate_variants(tmp_path):
     ours = [runs.load(make_run(tmp_path, seed=seed, total_steps=40_000)) for seed in (1, 2)]
     settings = {f.name: getattr(ours[0].config, f.name) for f in dataclasses.fields(Config)}
+    settings["algorithm"] = "other"
     theirs = dataclasses.replace(ours[0], config=Other(**settings), path=tmp_path / "other")
     groups = runs.group([*ours, theirs])
     assert [(g.label, len(g.runs)) for g in groups] == [("ppo", 2), ("other", 1)]

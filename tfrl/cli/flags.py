@@ -7,21 +7,25 @@ mistake gets one sentence.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import functools
+import inspect
 import json
 import re
+import textwrap
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import yaml
 
 from tfrl.cli.errors import UserError
-from tfrl.cli.help import Group, print_help, texts_of
+from tfrl.cli.help import Group, print_help
 from tfrl.cli.other_systems import other_name
 
 if TYPE_CHECKING:
@@ -306,6 +310,21 @@ def field_types(kind: type) -> dict[str, Any]:
     """The types of a dataclass's fields by name, with their ranges."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+@functools.cache
+def texts_of(kind: type) -> dict[str, str]:
+    """The text under each field of a dataclass and its bases, by name, in one line."""
+    found: dict[str, str] = {}
+    for of_class in reversed([base for base in kind.__mro__ if dataclasses.is_dataclass(base)]):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(of_class)))
+        except (OSError, TypeError):  # there is no source code
+            continue
+        for field, text in pairwise(typing.cast(ast.ClassDef, tree.body[0]).body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                found[ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
+    return found
 
 
 # The command lines of the tools: folders by position, and flags from a dataclass

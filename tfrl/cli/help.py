@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
-import dataclasses
-import functools
-import inspect
 import json
 import shlex
 import shutil
@@ -14,7 +10,6 @@ import textwrap
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
 _MOST_COLUMNS = 140
@@ -99,18 +94,3 @@ def _spelled(value: Any) -> str:
     """A default as a user would write it."""
     value = json.dumps(value) if isinstance(value, dict) else value
     return shlex.quote(value) if isinstance(value, str) else str(value)
-
-
-@functools.cache
-def texts_of(kind: type) -> dict[str, str]:
-    """The text under each field of a dataclass and its bases, by name, in one line."""
-    found: dict[str, str] = {}
-    for of_class in reversed([base for base in kind.__mro__ if dataclasses.is_dataclass(base)]):
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(of_class)))
-        except (OSError, TypeError):  # there is no source code
-            continue
-        for field, text in pairwise(typing.cast(ast.ClassDef, tree.body[0]).body):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                found[ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
-    return found

@@ -39,8 +39,9 @@ from tfrl.cli.flags import (
     read_flags,
     read_yaml,
     shown,
+    texts_of,
 )
-from tfrl.cli.help import Group, print_help, texts_of
+from tfrl.cli.help import Group, print_help
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -260,8 +261,8 @@ class Preset(NamedTuple):
 @functools.cache
 def preset_files(kind: type[Settings]) -> dict[str, Traversable]:
     """The files of the presets of a dataclass of settings, by name in the order of the alphabet."""
-    files = {file.name.removesuffix(".yaml"): file for file in kind.preset_folder().iterdir()}
-    return dict(sorted(files.items()))
+    files = [file for file in kind.preset_folder().iterdir() if file.name.endswith(".yaml")]
+    return dict(sorted((file.name.removesuffix(".yaml"), file) for file in files))
 
 
 @functools.cache
