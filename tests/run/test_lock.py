@@ -221,3 +221,10 @@ def test_a_disk_that_knows_no_locks_does_not_stop_the_training(tmp_path, monkeyp
         f"warning: {tmp_path} cannot be locked (No locks available); "
         "make sure that no other process trains it.\n"
     )
+
+
+def test_a_run_that_may_not_start_leaves_no_folder(tmp_path):
+    config = Config(logdir=str(tmp_path / "deep" / "logs"), run_name="run", resume="must")
+    with pytest.raises(UserError, match="found no checkpoint"), taken(config, None):
+        pytest.fail("it has nothing to resume")
+    assert not list(tmp_path.iterdir())

@@ -371,7 +371,8 @@ def locked(
     """Holds the lock of a run's folder within the context; on a disk without locks, only warns.
 
     Args:
-      run: the folder; made if it is missing, and removed at the end if it is empty.
+      run: the folder; made with its parents if it is missing, and removed with these at the end if it is
+        empty.
       patience: seconds to wait for another process that holds it.
       does: the verb for the other process in messages.
       instead: the flag that chooses another folder.
@@ -381,6 +382,7 @@ def locked(
       PeerError: it still does, after the patience.
     """
     file: IO[str] | None = None
+    made = [run, *(parent for parent in run.parents if not parent.exists())]
     try:
         file = _take(run, patience, does, instead)
     except OSError as error:
@@ -394,7 +396,8 @@ def locked(
             with file, contextlib.suppress(OSError):
                 if _is_at(run / LOCK_FILE, file):
                     (run / LOCK_FILE).unlink()  # while the lock is held, so that others notice it
-                run.rmdir()  # fails unless the folder is empty
+                for folder in made:
+                    folder.rmdir()  # fails unless the folder is empty
 
 
 def is_held(run: Path) -> bool:
