@@ -208,4 +208,4 @@ def test_the_table_of_runs_counts_replicas_by_worker_and_leaves_out_what_an_env_
     first, second = report._run_rows([runs.load(game), runs.load(other)])
     assert (first["workers x replicas"], second["workers x replicas"]) == ("2 x 2", "? x ?")
     assert (first["return, evaluation"], second["return, unseen levels"]) == ("", "")
-    assert float(first["return, unseen levels"]) > 0 and float(second["return, evaluation"]) > 0
+    assert float(first["return, unseen levels"]) and float(second["return, evaluation"])
