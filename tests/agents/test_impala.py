@@ -221,6 +221,7 @@ def test_each_rollout_is_collected_with_weights_that_are_lag_updates_old(learner
     collector.close()
 
 
+@pytest.mark.long
 def test_without_lag_the_first_ratio_is_1(learner):
     one = learner(small(lag=0, num_minibatches=1, lr=1e-2))
     for _, metrics, _ in run(one, 3):
@@ -262,6 +263,7 @@ def test_a_restored_learner_continues_bit_for_bit(learner, lag, at):
     assert len({key.split("/")[1] for key in state.learner if key.startswith("acting/")}) == min(lag, at)
 
 
+@pytest.mark.long
 def test_a_slow_learner_does_not_increase_the_lag(learner):
     one = learner(small(lag=2, num_envs=8))
     run(one, 2)

@@ -48,6 +48,7 @@ def test_rollout_steps_use_one_gradient_of_max_pooling(small, learner, operation
     assert not within_loops(operations(functools.partial(agent.agent.update, rollout, 0)))
 
 
+@pytest.mark.long
 def test_replay_steps_use_one_gradient_of_max_pooling(operations):
     flags = ["--env", "catch", "--torso", "impala", "--num-envs", "1", "--batch-size", "8"]
     config = settings.reader("dqn").parse(flags)

@@ -311,6 +311,7 @@ def test_a_state_gives_the_same_next_update_on_another_number_of_replicas(small,
     assert largest_difference(after.weights(), before.weights()) < 1e-5
 
 
+@pytest.mark.long
 def test_weights_of_another_network_are_refused(small, learner):
     agent = learner(small())
     wrong = weights(agent)

@@ -107,9 +107,10 @@ def test_training_uses_the_recurrent_states_of_the_rollout(tmp_path, flags):
     assert rollout.first.any() and learner.agent.acting.numpy_policy is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "memory",
-    [("lstm", "--memory-size", "16"), pytest.param(("none",), marks=pytest.mark.long)],
+    [("lstm", "--memory-size", "16"), ("none",)],
     ids=lambda memory: memory[0],
 )
 def test_a_sign_is_remembered_for_ten_steps(tmp_path, memory):

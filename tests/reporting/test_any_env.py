@@ -1,6 +1,7 @@
 """Reports of envs without levels, of several algorithms, and of what others published."""
 
 import dataclasses
+import json
 import re
 
 import numpy as np
@@ -199,3 +200,13 @@ def test_a_report_tells_how_likely_one_algorithm_beats_another(tmp_path):
     assert re.findall(r"<img id=(\w+)", page)[2:4] == ["generalization_gap", "performance_profiles"]
     few = [g for g in groups if g.env == "fruitbot"]
     assert plots.performance_profiles(few) is None and not report._improvements(few)
+
+
+def test_the_table_of_runs_counts_replicas_by_worker_and_leaves_out_what_an_env_does_not_have(tmp_path):
+    game, other = make_run(tmp_path, total_steps=40_000), made(tmp_path, "CartPole-v1")
+    found = json.loads((game / "results.json").read_text())
+    (game / "results.json").write_text(json.dumps(found | {"workers": 2, "replicas": 4}))
+    first, second = report._run_rows([runs.load(game), runs.load(other)])
+    assert (first["workers x replicas"], second["workers x replicas"]) == ("2 x 2", "? x ?")
+    assert (first["return, evaluation"], second["return, unseen levels"]) == ("", "")
+    assert float(first["return, unseen levels"]) and float(second["return, evaluation"])

@@ -61,7 +61,7 @@ def test_actions_are_drawn_by_the_numbers_of_the_update(small, learner):
     [
         ("made_envs:made/Fifty-v0", 0, 1),
         pytest.param("made_envs:made/Fifty-v0", 1, 1, marks=pytest.mark.long),
-        ("MountainCar-v0 --max-episode-steps 50", 1, 2),
+        pytest.param("MountainCar-v0 --max-episode-steps 50", 1, 2, marks=pytest.mark.long),
     ],
 )
 def test_no_two_episodes_are_counted_as_one_after_resumes(env, lag, resumes, tmp_path, monkeypatch):

@@ -98,7 +98,7 @@ def updated_of(learner, updates):
 
 
 def test_a_run_writes_the_scores_of_its_levels(tmp_path):
-    config = parsed("ppo", "--logdir", tmp_path, "--eval-episodes", 2, "--total-steps", 1024, "--eager")
+    config = parsed("ppo", "--logdir", tmp_path, "--eval-episodes", 2, "--total-steps", 1024)
     assert train(config) == 0
     with (config.run_dir / "levels.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

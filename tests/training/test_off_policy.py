@@ -333,6 +333,7 @@ def test_a_run_that_is_stopped_within_an_iteration_ends_undisturbed(
     assert without_times(whole, "episodes.csv") == without_times(plain, "episodes.csv")
 
 
+@pytest.mark.long
 def test_episodes_are_counted_once_where_envs_are_not_restored_exactly(tmp_path, monkeypatch):
     """What was played within the iteration counts; the cut episodes do not."""
     flags = (*DQN, *ONE_ITERATION, "--learning-starts", "200")

@@ -116,7 +116,8 @@ def test_a_restored_learner_continues_bit_for_bit(learner, name, tmp_path):
     assert_same((first + found, weights), whole)
 
 
-@pytest.mark.parametrize("name", ["ppo", pytest.param("sac", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ppo", "sac"])
 def test_a_free_running_learner_continues_from_a_state(learner, name, tmp_path):
     flags = ("--free-running", "--lag", 3)
     one, other = learner(name, *flags), learner(name, *flags)

@@ -131,6 +131,7 @@ def test_start_from_gives_equal_results_on_any_topology_and_resumes(small, tmp_p
     assert whole["weights_sha256"] == again["weights_sha256"]
 
 
+@pytest.mark.long
 def test_a_fixed_temperature_is_the_runs_own(runs, tmp_path):
     state = begun(config_of("sac", tmp_path, "second", "--start-from", runs("sac"), "--alpha", "0.05"))
     assert state["agent/log_alpha"] == np.float32(np.log(0.05)) != saved(runs("sac"))["agent/log_alpha"]

@@ -82,7 +82,11 @@ def train(runtime, learning, steps=range(STEPS)):
 
 @pytest.mark.parametrize(
     ("replicas", "clips_each", "compiled"),
-    [(1, False, True), (2, True, True), (2, False, False), (4, True, False)],
+    [
+        (2, True, True),
+        (4, True, False),
+        *(pytest.param(*more, marks=pytest.mark.long) for more in ((1, False, True), (2, False, False))),
+    ],
 )
 def test_any_number_of_replicas_takes_the_step_of_numpys_adam(small, replicas, clips_each, compiled):
     runtime, learning = make(small, replicas, clips_each=clips_each, compiled=compiled)

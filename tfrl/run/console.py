@@ -163,7 +163,8 @@ class Progress:
         self._first = known | self._first
 
     def finish(self, results: Mapping[str, Any]) -> None:
-        """Shows the speed of the whole run, from results.json, instead of that of the last update."""
+        """Shows a complete run, whatever ended it, and its speed from results.json."""
+        self._is_over = True
         if "env_steps_per_second" in results:
             self._metrics = {**self._metrics, _SPEED: results["env_steps_per_second"]}
 
