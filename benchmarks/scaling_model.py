@@ -188,24 +188,34 @@ def _learners(count: int) -> str:
 
 
 def _draw(tasks: Sequence[Task], costs: Costs, path: str) -> None:
-    """Draws env steps/s over actors, a line for each number of learners."""
+    """Draws env steps/s over actors: what was measured as points, what the model predicts as dashes."""
     import matplotlib
 
     from tfrl.reporting import plots
 
     with matplotlib.rc_context(plots.STYLE):
-        figure = plots.Figure(figsize=(9, 3.8))
-        axes = figure.subplots(1, len(tasks))
+        figure = plots.Figure(figsize=(11, 4.2))
+        first, *axes = figure.subplots(1, 1 + len(tasks))
+        each = 1e-3 + fit_step(MEASURED, env_seconds=1e-3)
+        model = [actors / each for actors in MEASURED]
+        first.plot(list(MEASURED), model, label="model", color=plots.GREY, linestyle="--")
+        first.plot(list(MEASURED), list(MEASURED.values()), label="measured", **plots.marker_style(0))
+        first.set(title="16 envs of 1 ms a step")
         for ax, task in zip(axes, tasks, strict=True):
             for i, learners in enumerate(LEARNERS):
                 actors = [count for count in ACTORS if count >= learners]
                 rates = [rate(task, costs, count, learners)[0] for count in actors]
-                style = plots.marker_style(i) | {"linestyle": "-", "markersize": 4}
-                ax.plot(actors, rates, label=_learners(learners), **style)
-            ax.set(xscale="log", yscale="log", xlabel="actors", title=task.name)
-            ax.set_xticks(ACTORS, [str(count) for count in ACTORS])
+                label = f"model: {_learners(learners)}"
+                color = plots.line_style(i)["color"]
+                ax.plot(actors, rates, label=label, color=color, linestyle=(2 * i, (6, 4)))
+            ax.set(title=f"model, not measured:\n{task.name}")
+        for ax, ticks in zip((first, *axes), (tuple(MEASURED), *(ACTORS for _ in axes)), strict=True):
+            ax.set(xscale="log", yscale="log", xlabel="actors")
+            ax.set_xticks(ticks, [str(count) for count in ticks])
             ax.minorticks_off()
-        axes[0].set_ylabel("env steps/s, by the model")
+        first.set_yticks(list(MEASURED.values()), [f"{found:,}" for found in MEASURED.values()])
+        first.set_ylabel("env steps/s")
+        first.legend()
         axes[0].legend()
     figure.savefig(path)  # in the style, powers of ten would be plain text
 

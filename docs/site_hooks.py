@@ -17,7 +17,14 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 def _pages() -> dict[str, str]:
     """The pages made of files outside docs/: the name of each page by the file's path in the repository."""
-    names = ("README.md", "CONTRIBUTING.md", "cluster/README.md", "benchmarks/runs/README.md")
+    names = (
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "cluster/README.md",
+        "benchmarks/runs/README.md",
+    )
     pages = {name: name for name in (*names, "tfrl/envs/data/README.md")} | {"README.md": "index.md"}
     for path in sorted((ROOT / "examples").iterdir()):
         if path.suffix in (".py", ".ipynb"):

@@ -38,7 +38,7 @@ class Options:
     env_kwargs: str = "{}"
     """Keyword arguments of a Gymnasium env, as JSON: '{"size": 8}'."""
     frame_skip: Annotated[int | None, Range(1, 1000)] = None
-    """Times that a Gymnasium env repeats each action. None: 4 for Atari's games, otherwise 1."""
+    """Times that a Gymnasium env repeats each action. None: 4 for Atari's images, otherwise 1."""
     max_episode_steps: Annotated[int | None, COUNT] = None
     """Truncate an episode after this many steps. None: the env's own limit."""
     action_masks: Literal["auto", "never", "must"] = "auto"

@@ -169,9 +169,8 @@ def trainer(
             while not trainer.done:
                 metrics = trainer.update()
 
-    Args:
-      algorithm, env, network, callbacks, settings: those of `train`. Other processes that learn, such as with
-        `learners`, are not possible; the workers of a TF_CONFIG are, if all make the same calls.
+    The arguments are those of `train`. Other processes that learn, such as with `learners`, are not possible.
+    The workers of a TF_CONFIG are possible, if all make the same calls.
 
     Raises SettingsError if a setting is wrong.
     """

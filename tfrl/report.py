@@ -370,7 +370,7 @@ def _aggregates(groups: Sequence[Group]) -> list[dict[str, str]]:
             }
             for title, statistic in (("IQM", scores.iqm), ("mean", scores.mean), ("median", scores.median)):
                 value = statistic(np.concatenate(found))
-                row[title] = _number(value, 3) + _interval(scores.stratified_bootstrap(found, statistic), 3)
+                row[title] = _number(value, 3) + _interval(scores.interval_of_runs(found, statistic), 3)
             others = [g.scores(level_set, "rliable") for g in members]
             if any((a != b).any() for a, b in zip(found, others, strict=True)):
                 row["mean, rliable's ranges"] = _number(scores.mean(np.concatenate(others)), 3)

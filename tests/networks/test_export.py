@@ -1,5 +1,9 @@
 """The SavedModel of a run: what it gives is what the env takes."""
 
+import json
+import re
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import pytest
@@ -66,6 +70,35 @@ def test_an_export_takes_the_envs_images_and_gives_its_actions(tmp_path):
     found, greedy = exported_action(tmp_path / "frames", frames, images, as_seen=np.moveaxis(images, 1, -1))
     np.testing.assert_array_equal(found, greedy)
     assert len(set(found.tolist())) > 1
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "others"),
+    [
+        ("ppo", "CartPole-v1", {"logits", "value"}),
+        ("ppo", "Pendulum-v1", {"parameters", "value"}),
+        ("dqn", "CartPole-v1", {"q"}),
+        ("sac", "Pendulum-v1", {"parameters"}),
+    ],
+)
+def test_the_request_of_the_page_on_tf_serving_is_answered(algorithm, env, others, tmp_path):
+    """Names, dtypes and shapes are those of docs/serving.md; the tag and the signature are TF Serving's."""
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    (inputs,) = (json.loads(text)["inputs"] for text in re.findall(r"-d '(.+)'", page))
+    config = settings.reader(algorithm).parse(["--env", env, "--hidden", "8"])
+    network = config.make_network("float32")
+    export(tmp_path, config, initial_arrays(network), precision="float32", env_steps=1)
+    saved = tf.saved_model.load(str(tmp_path / "policy"), tags=["serve"]).signatures["serving_default"]
+    takes = saved.structured_input_signature[1]
+    assert takes.keys() == inputs.keys() == {"observations"}
+    assert takes["observations"].dtype == tf.float32
+    batch = np.float32(inputs["observations"])[:, : takes["observations"].shape[1]]
+    found = saved(observations=tf.constant(batch))
+    assert found.keys() == {"action", *others}
+    assert all(f"`{name}`" in page for name in found)
+    action = found["action"]
+    expected = (tf.int32, [2]) if env == "CartPole-v1" else (tf.float32, [2, 1])
+    assert (action.dtype, action.shape.as_list()) == expected
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn"])

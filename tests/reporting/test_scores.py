@@ -177,3 +177,10 @@ def test_the_interval_of_an_improvement_agrees_with_a_slow_reference():
     assert found[0] <= statistics.probability_of_improvement(pairs) <= found[1]
     two_and_one = [(np.array([1.0, 2.0]), np.array([3.0])), (np.array([1.0]), np.array([3.0]))]
     assert all(map(np.isnan, statistics.improvement_interval(two_and_one))), "one run has no spread"
+
+
+def test_two_runs_get_no_interval_and_two_games_of_two_runs_get_one():
+    two = np.array([0.1, 0.3])
+    assert np.isnan(statistics.interval_of_runs([two], statistics.mean)).all()
+    assert np.isfinite(statistics.interval_of_runs([two, two], statistics.mean)).all()
+    assert np.isfinite(statistics.interval_of_runs([np.array([0.1, 0.2, 0.3])], statistics.mean)).all()

@@ -215,8 +215,8 @@ class Task(EnvSettings):
     env_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of a Gymnasium env, as JSON: '{"size": 8}'. A YAML file may have a mapping."""
     frame_skip: Annotated[int | None, Range(1, 1000)] = None
-    """Times that a Gymnasium env repeats each action. Rewards are summed; the observation is the last one.
-    None: 4 for Atari's games, otherwise 1."""
+    """Times that a Gymnasium env repeats each action. Rewards are summed. The observation is the last one, or
+    for Atari's images the maximum of the last two frames. None: 4 for Atari's images, otherwise 1."""
     max_episode_steps: Annotated[int | None, COUNT] = None
     """Truncate an episode after this many steps of the agent, in training and evaluation. None: the env's own
     limit."""

@@ -414,7 +414,7 @@ def _draw_interval(
     ax: Axes, y: float, scores: list[np.ndarray], statistic: statistics.Statistic, style: dict[str, Any]
 ) -> None:
     """Draws a statistic with its bootstrap interval, and a tick for each run of a single game."""
-    low, high = statistics.stratified_bootstrap(scores, statistic)
+    low, high = statistics.interval_of_runs(scores, statistic)
     ax.plot(statistic(np.concatenate(scores)), y, markersize=7, **style)
     label = "95% stratified bootstrap interval" if np.isfinite(low) else None
     ax.plot([low, high], [y, y], color=style["color"], linewidth=1.4, label=label)

@@ -16,7 +16,7 @@ Curve = tuple[np.ndarray, np.ndarray]
 """Steps, which grow, and values, both [n]."""
 
 ENOUGH = 3
-"""The least number of runs of a variant for its performance profile and its probability of improvement."""
+"""The least number of runs of a variant for intervals, profiles and the probability of improvement."""
 
 mean: Statistic = functools.partial(np.mean, axis=-1)
 median: Statistic = functools.partial(np.median, axis=-1)
@@ -61,6 +61,13 @@ def stratified_bootstrap(
 
     low, high = _bootstrap(scores, of_all_games, confidence, resamples, seed)
     return float(low), float(high)
+
+
+def interval_of_runs(scores: Sequence[np.ndarray], statistic: Statistic) -> tuple[float, float]:
+    """As `stratified_bootstrap`; NaNs for fewer than ENOUGH runs, which say too little about others."""
+    if sum(map(len, scores)) < ENOUGH:
+        return float("nan"), float("nan")
+    return stratified_bootstrap(scores, statistic)
 
 
 def _bootstrap(

@@ -1,0 +1,365 @@
+"""python -m benchmarks.tables: the tables of the documents that follow from the kept runs or the code.
+
+A document marks such a block with two comments, `<!-- tables: NAME -->` and `<!-- end -->`. Without flags,
+the program names a document whose blocks differ from `benchmarks/runs` and `tfrl`. `--write` renews the
+blocks. `--draw` draws the figures of the same runs into docs/images. A test compares the blocks, so that a
+table, its figure and the notebook cannot differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from benchmarks import command
+from tfrl import completion
+from tfrl import config as settings
+from tfrl.cli.errors import TrainingError
+from tfrl.envs.published import published_curve
+from tfrl.envs.spec import Box, Discrete, MultiDiscrete
+from tfrl.reporting import plots, runs, scores
+
+ROOT = Path(__file__).parents[1]
+RUNS = ROOT / "benchmarks" / "runs"
+IMAGES = ROOT / "docs" / "images"
+DOCUMENTS = (
+    *("README.md", "docs/results.md", "docs/algorithms.md", "docs/it-does-not-learn.md"),
+    *("docs/notebook/ppg-and-drac.md", "docs/notebook/impala.md"),
+)
+_BLOCK = re.compile(r"(<!-- tables: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_NAMES = {"ppo": "PPO", "drac": "DrAC", "ppg": "PPG", "impala": "IMPALA"}
+_BELOW = "**below**"
+_WINDOW = 163_840  # env steps of ten updates of PPO
+_COLUMNS = range(_WINDOW, 983_040 + 1, _WINDOW)
+_END, _LAST = _COLUMNS[-1], 1_015_808  # of the training returns; of the runs and their evaluations
+_AMD = "2 shared cores of an AMD EPYC"
+_MACHINES = {"ppo": _AMD, "drac": _AMD, "ppg": _AMD, "impala": "1 shared core of an AMD EPYC"}
+_ON_A_XEON = (
+    "drac-fruitbot-seed2",
+    "ppg-bigfish-seed2",
+)  # the others of a machine: benchmarks/runs/README.md
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to renew."""
+
+    write: bool = False
+    """Write the blocks into the documents."""
+    draw: bool = False
+    """Draw the figures."""
+
+
+def main(options: Options) -> None:
+    """Compares or writes the blocks, and draws the figures."""
+    for name in DOCUMENTS:
+        path = ROOT / name
+        text = path.read_text(encoding="utf-8")
+        renewed = renew(text)
+        if options.write:
+            path.write_text(renewed, encoding="utf-8")
+        elif renewed != text:
+            raise TrainingError(f"{name} differs from the kept runs: python -m benchmarks.tables --write")
+    if options.draw:
+        for file, (algorithms, games) in FIGURES.items():
+            draw(algorithms, games).savefig(IMAGES / file, dpi=110)
+
+
+def renew(text: str) -> str:
+    """A document with the content of its blocks computed anew."""
+    return _BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}\n{found[3]}", text)
+
+
+# Numbers
+
+
+@functools.cache
+def kept(algorithm: str, game: str) -> list[runs.Run]:
+    """The kept runs of an algorithm on a game, by seed."""
+    found = [(path.parent, json.loads(path.read_text())) for path in RUNS.glob("*/results.json")]
+    of_game = [path for path, results in found if (results["algorithm"], results["env"]) == (algorithm, game)]
+    return sorted((runs.load(path) for path in of_game), key=lambda run: run.config.seed)
+
+
+def window_mean(curve: tuple[np.ndarray, np.ndarray], step: float) -> float:
+    """The mean of a curve's points in the ten updates that end at an env step."""
+    at, returns = curve
+    return float(returns[(at > step - _WINDOW) & (at <= step)].mean())
+
+
+def training(run: runs.Run, step: float) -> float:
+    """The mean training return of a run over the ten updates that end at an env step."""
+    return window_mean(run.points("rollout/episode_return"), step)
+
+
+def published(game: str, level_set: str, step: float) -> list[float]:
+    """The same of the three published runs; on unseen levels, their returns at the end of our runs."""
+    at, curves = published_curve(game, level_set)
+    if level_set == "train":
+        return [window_mean((at, curve), step) for curve in curves]
+    return [float(np.interp(_LAST, at, curve)) for curve in curves]
+
+
+def verdict(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """Where the mean of our seeds lies beside the range of the published runs."""
+    mean = float(np.mean(ours))
+    return _BELOW if mean < min(theirs) else "above" if mean > max(theirs) else "within"
+
+
+def _numbers(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in values)
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):.2f} … {max(values):.2f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+# Blocks
+
+
+def levels_table(algorithms: Sequence[str], games: Sequence[str]) -> str:
+    """Returns on training and on unseen levels, a row for each algorithm and level set."""
+    rows = []
+    for level_set, title in (("train", "training"), ("test", "unseen")):
+        cells = [_range(published(game, level_set, _END)) for game in games]
+        rows.append(["published PPO, 3 runs" if level_set == "train" else "", title, *cells, ""])
+    for algorithm in algorithms:
+        for level_set, title in (("train", "training"), ("test", "unseen")):
+            cells, found = [], []
+            for game in games:
+                theirs, of_game = published(game, level_set, _END), kept(algorithm, game)
+                if not of_game:
+                    cells.append("–")
+                    continue
+                ours = [
+                    training(r, _END) if level_set == "train" else r.final_return("test") for r in of_game
+                ]
+                cells.append(_numbers(ours))
+                found.append((verdict(ours, theirs), game))
+            name = _NAMES[algorithm] if level_set == "train" else ""
+            rows.append([name, title, *cells, _in_words(found)])
+    return _table(["", "levels", *games, "mean of our seeds"], rows)
+
+
+def short_table(game: str, games: Sequence[str]) -> str:
+    """Returns on one game, and on how many games the mean of an algorithm's seeds is not below the range."""
+    sets = ("train", "test")
+    rows = [["published PPO", *(_range(published(game, level_set, _END)) for level_set in sets), "", ""]]
+    for algorithm, name in _NAMES.items():
+        cells = [_numbers(_ours(run, level_set) for run in kept(algorithm, game)) for level_set in sets]
+        for level_set in sets:
+            found = [
+                verdict(
+                    [_ours(run, level_set) for run in kept(algorithm, other)],
+                    published(other, level_set, _END),
+                )
+                for other in games
+                if kept(algorithm, other)
+            ]
+            reached = sum(where != _BELOW for where in found)
+            share = f"{reached} of {len(found)}"
+            cells.append(share if reached == len(found) else f"**{share}**")
+        rows.append([name, *cells])
+    head = ("", f"{game}, training levels", "unseen levels", "games reached: training", "unseen")
+    return _table(head, rows)
+
+
+def _ours(run: runs.Run, level_set: str) -> float:
+    """The return of a run on a level set, as the tables have it."""
+    return training(run, _END) if level_set == "train" else run.final_return("test")
+
+
+def _in_words(found: Sequence[tuple[str, str]]) -> str:
+    """The verdicts of a row: `within; **below** on bigfish`."""
+    by_verdict: dict[str, list[str]] = {}
+    for where, game in found:
+        by_verdict.setdefault(where, []).append(game)
+    if len(by_verdict) == 1:
+        return f"{next(iter(by_verdict))} on all" if len(found) > 1 else next(iter(by_verdict))
+    return "; ".join(f"{where} on {' and '.join(games)}" for where, games in by_verdict.items())
+
+
+def course_table(rows: Sequence[tuple[str, str]]) -> str:
+    """Training returns at six env steps and returns at the end, a row for each game and algorithm."""
+    table, last = [], None
+    for game, algorithm in rows:
+        if algorithm == "published":
+            name = "PPO, published"
+            cells = [_range(published(game, "train", step)) for step in _COLUMNS] + ["", ""]
+        else:
+            of_game = kept(algorithm, game)
+            name = _NAMES[algorithm]
+            cells = [_numbers([training(run, step) for run in of_game]) for step in _COLUMNS]
+            cells += [_numbers([run.final_return(of) for run in of_game]) for of in ("train", "test")]
+        table.append([name if game == last else f"{game}, {name}", *cells])
+        last = game
+    return _table(["", *(f"{step:,}" for step in _COLUMNS), "training levels", "unseen levels"], table)
+
+
+def caption(algorithms: Sequence[str], games: Sequence[str]) -> str:
+    """A figure's caption: the runs, their precision, their machine, and what its lines and bands are."""
+    found = [run for of in algorithms for game in games for run in kept(of, game)]
+    precisions = [run.results["precision"] for run in found if run.results]
+    common = max(set(precisions), key=precisions.count)
+    others = [
+        f"seed {run.config.seed} of {_NAMES[run.config.algorithm]}'s {run.config.env} ({run.precision}"
+        f"{', Intel Xeon' if run.name in _ON_A_XEON else ''})"
+        for run, precision in zip(found, precisions, strict=True)
+        if precision != common
+    ]
+    seeds = sorted({run.config.seed for run in found})
+    except_for = f", except {_all(others)}" if others else ""
+    machines = dict.fromkeys(_MACHINES[of] for of in algorithms)
+    names, of_seeds = _all([_NAMES[of] for of in algorithms]), _all([str(seed) for seed in seeds])
+    lines = [
+        f"*{names}: n = {len(seeds)} (seeds {of_seeds}), {common}{except_for}; {_all(list(machines))}.",
+        f"Grey: the {len(published(games[0], 'train', _END))} published runs. Lines are means over runs, and"
+        " bands go from the lowest to the highest run.",
+        "Open markers are returns on unseen levels at the end (128 episodes each), with bars to both runs.*",
+    ]
+    return "\n".join(lines)
+
+
+def _all(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+
+
+def matrix() -> str:
+    """What each algorithm can do, from its settings."""
+    rows, flags = [], completion._flags()
+    for name in settings.ALGORITHMS:
+        kind = settings.reader(name).kind
+        spaces = (Discrete, Box, MultiDiscrete)
+        taken = [space for space in spaces if issubclass(space, kind.action_spaces)]
+        has = flags[f"tfrl.{name}"]
+        replay = "--train-every" in has
+        offline = "no" if "--dataset" not in has else "half of each batch" if replay else "only"
+        cells = [", ".join(space.kind for space in taken), "images" if name == "drac" else "images, vectors"]
+        cells += ["`--memory`" if "--memory" in has else "–"]
+        cells += ["yes" if {Discrete, MultiDiscrete} & {*taken} else "–"]
+        cells += ["yes" if flag in has else "–" for flag in ("--actors", "--learners", "--replicas")]
+        rows.append([f"`{name}`", *cells, offline])
+    names = ("actions", "observations", "memory", "masks", "`--actors`", "`--learners`", "`--replicas`")
+    return _table(["", *names, "recorded data"], rows)
+
+
+_HEALTHY = {
+    "train/first_ratio_error": (
+        "below 1e-4 without `--lag`",
+        "learner and actor compute different probabilities: report a bug",
+    ),
+    "train/approx_kl": ("0.001 to 0.03 nats", "above: lower `--lr`, or `--target-kl`; 0: raise `--lr`"),
+    "train/clip_fraction": ("0.01 to 0.3", "as above"),
+    "train/explained_variance": (
+        "rises towards 1; 0 or less only at first",
+        "near 0 for long: the critic learns nothing; `--normalize-rewards`, another `--gamma`",
+    ),
+    "train/entropy": (
+        "begins near log(number of actions), falls slowly",
+        "at its start or at 0: see the symptoms",
+    ),
+    "train/grad_norm": ("within a factor of ten of its median", "peaks: lower `--lr` or `--max-grad-norm`"),
+}
+
+
+def healthy() -> str:
+    """Healthy ranges of PPO's metrics, beside the range over the kept runs after five updates."""
+    found = [run.progress for game in _GAMES for run in kept("ppo", game)]
+    rows = []
+    for column, (healthy_range, advice) in _HEALTHY.items():
+        values = np.concatenate([progress[column][5:] for progress in found])
+        least, most = (f"{value:.2g}" for value in (values.min(), values.max()))
+        rows.append([f"`{column}`", healthy_range, f"{least} … {most}", advice])
+    return _table(["column", "healthy", f"{len(found)} runs", "if it is outside"], rows)
+
+
+# Figures
+
+
+@matplotlib.rc_context(plots.STYLE)
+def draw(algorithms: Sequence[str], games: Sequence[str]) -> Figure:
+    """Draws training returns over env steps, a panel for each game, with the published runs."""
+    figure = Figure(figsize=(3.6 * len(games), 3.5))
+    for ax, game in zip(figure.subplots(1, len(games), squeeze=False).flat, games, strict=True):
+        every = [run for of in algorithms for run in kept(of, game)]
+        end = max(run.env_steps for run in every)
+        for level_set, dash in (("train", "-"), ("test", (0, (2, 1.5)))):
+            at, curves = published_curve(game, level_set)
+            at, curves = at[at <= 1.03 * end], curves[:, at <= 1.03 * end]
+            levels = "training" if level_set == "train" else "unseen"
+            style: dict[str, Any] = {"color": plots.GREY, "linewidth": 1.3, "linestyle": dash}
+            ax.plot(at, curves.mean(0), label=f"published PPO, {levels} levels (n = {len(curves)})", **style)
+            if level_set == "train":
+                ax.fill_between(at, curves.min(0), curves.max(0), color=plots.GREY, alpha=0.22, linewidth=0)
+        for v, algorithm in enumerate(algorithms):
+            found = kept(algorithm, game)
+            if not found:
+                continue
+            style = plots.line_style(v)
+            at, mean, low, high = scores.over_seeds([run.points("rollout/episode_return") for run in found])
+            ax.plot(at, mean, label=f"{_NAMES[algorithm]} (n = {len(found)})", **style)
+            ax.fill_between(at, low, high, color=style["color"], alpha=0.18, linewidth=0)
+            unseen = [run.final_return("test") for run in found]
+            middle = float(np.mean(unseen))
+            bars = [[middle - min(unseen)], [max(unseen) - middle]]
+            place = end * (1.02 + 0.025 * v)  # beside each other
+            points = {"markerfacecolor": "white", "capsize": 2, "clip_on": False, "zorder": 4}
+            ax.errorbar([place], [middle], bars, **plots.marker_style(v), **points)
+        ax.set(title=game, xlabel="env steps", xlim=(0, 1.1 * end))
+        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+        ax.xaxis.set_major_locator(MaxNLocator(4))
+    figure.axes[0].set_ylabel("episode return (raw reward)")
+    labels = {
+        label: handle
+        for ax in figure.axes
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    columns = min(len(labels), 3 if len(games) > 1 else 1)
+    figure.legend(list(labels.values()), list(labels), loc="outside upper left", ncols=columns)
+    return figure
+
+
+_GAMES = ("starpilot", "fruitbot", "bigfish")
+_OF_IMPALA = ("coinrun", "starpilot", "fruitbot")
+FIGURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "learning-ppo.png": (("ppo",), _GAMES),
+    "learning-generalisation.png": (("ppo", "drac", "ppg"), _GAMES),
+    "learning-impala.png": (("impala",), _OF_IMPALA),
+}
+"""Algorithms and games of each figure in docs/images."""
+BLOCKS: dict[str, Callable[[], str]] = {
+    "procgen-readme": lambda: short_table("fruitbot", ("coinrun", *_GAMES)),
+    "procgen": lambda: levels_table(list(_NAMES), ("coinrun", *_GAMES)),
+    "course-generalisation": lambda: course_table(
+        [(game, of) for game in _GAMES for of in ("ppo", "published", "drac", "ppg")]
+    ),
+    "course-impala": lambda: course_table(
+        [(game, of) for game in _OF_IMPALA for of in ("published", "impala")]
+    ),
+    "matrix": matrix,
+    "healthy": healthy,
+    **{
+        f"caption-{Path(file).stem.removeprefix('learning-')}": lambda shown=shown: caption(*shown)
+        for file, shown in FIGURES.items()
+    },
+}
+"""The content of each block, by its name."""
+
+
+if __name__ == "__main__":
+    command.run(Options, main)

@@ -1,0 +1,44 @@
+"""Tables and captions of the documents against the kept runs, and the verdicts in them."""
+
+import re
+
+import pytest
+
+from benchmarks import tables
+
+
+@pytest.mark.parametrize("name", tables.DOCUMENTS)
+def test_the_tables_of_a_document_follow_from_the_kept_runs(name):
+    text = (tables.ROOT / name).read_text(encoding="utf-8")
+    assert "<!-- tables:" in text
+    assert tables.renew(text) == text, "python -m benchmarks.tables --write"
+
+
+def test_every_figure_stands_above_its_caption():
+    texts = {name: (tables.ROOT / name).read_text(encoding="utf-8") for name in tables.DOCUMENTS}
+    for file in tables.FIGURES:
+        block = f"<!-- tables: caption-{file[:-4].removeprefix('learning-')} -->"
+        shown = [text for text in texts.values() if f"images/{file})" in text]
+        assert shown, file
+        assert all(re.search(rf"images/{file}\)\n+{block}", text) for text in shown), file
+
+
+def test_another_number_in_a_table_is_found():
+    text = (tables.ROOT / "docs/results.md").read_text(encoding="utf-8")
+    changed = text.replace("1.75, 5.08", "2.93, 4.24")
+    assert changed != text
+    assert tables.renew(changed) == text
+
+
+def test_the_verdict_compares_the_mean_with_the_range():
+    assert tables.verdict([1.0, 2.0], [1.4, 1.6]) == "within"
+    assert tables.verdict([1.0, 1.5], [1.4, 1.6]) == "**below**"
+    assert tables.verdict([1.7, 1.8], [1.4, 1.6]) == "above"
+
+
+def test_the_figures_are_drawn_from_the_same_runs():
+    figure = tables.draw(("impala",), ("coinrun",))
+    mean = [line for line in figure.axes[0].lines if line.get_label() == "IMPALA (n = 2)"]
+    assert len(mean) == 1
+    (seed, other) = (run.points("rollout/episode_return")[1] for run in tables.kept("impala", "coinrun"))
+    assert mean[0].get_ydata()[-1] == pytest.approx((seed[-1] + other[-1]) / 2)
