@@ -122,7 +122,7 @@ def _description(task: Task, known: Facts | None, readers: Mapping[str, RLSettin
     usable = {name: config for name, config in readers.items() if config is not None}
     rows["algorithms"] = ", ".join(usable) or "none"
     if (config := usable.get("ppo")) is not None:
-        mlp = f" of {config.hidden}" if config.torso == "mlp" else ""
+        mlp = f" of {config.hidden}" if config.small_network else ""
         rows["network of ppo"] = f"{config.torso}{mlp}, by --preset {config.preset}"
         how = {"observations": "normalize_observations", "rewards": "normalize_rewards"}
         normalized = [what for what, name in how.items() if getattr(config, name)]

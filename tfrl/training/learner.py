@@ -344,7 +344,7 @@ class EnvLearner(Learner):
     def summary(self) -> dict[str, str]:
         """The learner's own rows of the table before training."""
         config = self._config
-        torso = config.torso + (f" of {config.hidden}" if config.torso == "mlp" else "")
+        torso = config.torso + (f" of {config.hidden}" if config.small_network else "")
         if isinstance(config, Network) and config.memory != "none":
             torso += f" and {config.memory} of {config.memory_size}"
         width = f"width {config.torso_width}, " if config.torso_width != 1 else ""
