@@ -27,9 +27,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT
-from tfrl.config import distributed, reader
+from tfrl.config import distributed
 
 READER = reader("impala")
 

@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command
+from tfrl.algorithms.registry import reader
 from tfrl.algorithms.reinforce import Config
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT, coerce
 from tfrl.cli.streams import quiet_start
-from tfrl.config import reader
 
 READER = reader("reinforce")
 
@@ -91,7 +91,7 @@ def _steps_alone(config: Config, steps: int) -> float:
         for step in range(_WARM_UP + steps):
             if step == _WARM_UP:
                 began = time.perf_counter()
-            observers.step(agent.act(observers.observation, noise)[0], everyone)
+            observers.step(agent.sample(observers.observation, noise)[0], everyone)
         return steps * config.num_envs / (time.perf_counter() - began)
     finally:
         observers.close()

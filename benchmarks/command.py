@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tfrl.cli import endings, flags, signals
+from tfrl.cli import endings, flags
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import coerce
 
@@ -111,13 +111,13 @@ def finish(
     Raises:
       TrainingError: it ended by itself, with another exit code than 0.
     """
-    requests, process = signals.Requests(), None
+    requests, process = endings.Requests(), None
 
     def tell(which: int, _: Any = None) -> None:
         if requests.take(which) and process is not None:
             os.kill(process.pid, which)  # Popen's own way might reap it
 
-    before = {which: signal.signal(which, tell) for which in signals.heeded()}
+    before = {which: signal.signal(which, tell) for which in endings.heeded()}
     try:
         process = subprocess.Popen(command, start_new_session=True, **settings)
         if requests.first:  # it came in between; told twice, the child hears an echo
@@ -129,7 +129,7 @@ def finish(
         for which, handler in before.items():
             signal.signal(which, handler)
     if requests.first:
-        raise SystemExit(signals.STOP_CODES[requests.first])
+        raise SystemExit(endings.STOP_CODES[requests.first])
     if process.returncode:
         raise TrainingError(f"{' '.join(command[1:4])} ... ended with code {process.returncode}.")
     return usage

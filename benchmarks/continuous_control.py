@@ -31,9 +31,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command, peers, speed, training, update_floor
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import COUNT, Range
-from tfrl.config import reader
 
 _ENV = "InvertedDoublePendulum-v5"
 _CONTESTS = {"torchrl": (1000, ("torchrl",)), "cleanrl": (2048, ("cleanrl", "sb3"))}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import floors
 from benchmarks.floors import Passes
-from tfrl.config import reader
+from tfrl.algorithms.registry import reader
 
 _FORWARD_ROWS = 64
 _FORWARDS = 8  # of a sample: a forward pass takes a hundredth of a gradient

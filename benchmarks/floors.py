@@ -175,7 +175,7 @@ def build(precision: str, memory: str = "none") -> tuple[Any, ActorCritic]:
 
     import tensorflow as tf  # isort: skip
 
-    from tfrl.config import reader
+    from tfrl.algorithms.registry import reader
     from tfrl.workers import strategy
 
     strategy.set_up_tensorflow()

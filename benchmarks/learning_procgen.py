@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command, training
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.envs.published import RANGES, published_curve, score_range
 from tfrl.envs.registry import games

@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import arithmetic, baselines_script, command, peers, replay_floor, speed
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT, Range
 

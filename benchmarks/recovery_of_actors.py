@@ -35,9 +35,10 @@ from benchmarks.disturbed_run import DisturbedRun
 from benchmarks.process_tree import ACTOR, family, kill_family, named, wait_until_gone
 from benchmarks.ray_nodes import Node, Nodes
 from benchmarks.trials import BATCH, Trial
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import TrainingError
 from tfrl.cli.flags import COUNT, Range
-from tfrl.config import distributed, reader
+from tfrl.config import distributed
 
 READER = reader("impala")
 

@@ -6,6 +6,7 @@ by the wall clock, too, where a quiet machine lets it have all cores.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from benchmarks import command
 from benchmarks.update_floor import adam, apply, layers
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.cli.streams import quiet_start
 from tfrl.envs import registry
 from tfrl.envs.spec import Step
@@ -91,8 +92,9 @@ def _agent(config: Any) -> Callable[[], Any]:
     ones = np.ones(r.shape, np.float32)
     one_env = [x[:, None] for x in (o, a, r, d, o2, ones, ones.astype(np.int64), noise)]
     batch = Batch(*one_env[:-1])
-    prepared = agent.prepare(batch, one_env[-1], steps_done=0, count=_LOOP, iteration=0)
-    return lambda: agent.begin_gradient_steps(prepared)()
+    noise = one_env[-1]
+    begin = functools.partial(agent.begin_gradient_steps, steps_done=0, count=_LOOP, iteration=0)
+    return lambda: begin(batch, noise).wait()
 
 
 def _rows(config: Any) -> list[np.ndarray]:

@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command, namespaces
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import COUNT, NOT_NEGATIVE, POSITIVE
-from tfrl.config import reader
 
 _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
 _LINKS = (10, 25, 100)  # Gb/s

@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT
-from tfrl.config import reader
 
 _FLOOR = "gradient steps alone"
 _FEW = 200  # calls of what takes microseconds
@@ -49,12 +49,15 @@ class Options:
 def main(options: Options) -> None:
     """Measures and prints."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])  # before TensorFlow counts the cores
-    from tfrl.algorithms.ppo import PRESETS
+    from tfrl.algorithms.ppo import Config
+    from tfrl.cli.settings import preset_files
 
     presets = options.presets.split(",")
     for name in presets:
-        if name not in PRESETS:
-            raise UserError(f"--presets: there is no preset {name!r}; known: {', '.join(PRESETS)}.")
+        if name not in preset_files(Config):
+            raise UserError(
+                f"--presets: there is no preset {name!r}; known: {', '.join(preset_files(Config))}."
+            )
     results = [_measure(name, options.rounds) for name in presets]
     table = Table("us of processor time an env step", *presets, title="one core, medians")
     for row in results[0]:
@@ -93,9 +96,9 @@ def _floor(learner: Any) -> Callable[[], None]:
     agent, kept = learner.agent, {}
     steps, epoch = agent._compiled_steps, agent._config.steps_per_epoch
 
-    def keep(name: str, batch: Any, index: Any, end: Any, sums: Any) -> Any:
-        kept["name"], kept["batch"], kept["sums"] = name, batch, sums
-        return steps(name, batch, index, end, sums)
+    def keep(names: Any, batch: Any, index: Any, end: Any, sums: Any) -> Any:
+        kept["names"], kept["batch"], kept["sums"] = names, batch, sums
+        return steps(names, batch, index, end, sums)
 
     agent._compiled_steps = keep
     learner.learn(learner.collect())
@@ -106,7 +109,8 @@ def _floor(learner: Any) -> Callable[[], None]:
         import tensorflow as tf
 
         for start, end in zip(index[:-1], index[1:], strict=True):
-            steps(kept["name"], kept["batch"], tf.constant(start), tf.constant(end), kept["sums"])[2].numpy()
+            arguments = (kept["names"], kept["batch"], tf.constant(start), tf.constant(end), kept["sums"])
+            steps(*arguments)[3].numpy()
 
     return run
 
@@ -122,10 +126,10 @@ def _calls(learner: Any) -> dict[str, float]:
 
     def in_tensorflow() -> None:
         per_replica = agent._runtime.per_replica
-        [x.numpy() for x in agent._act(per_replica(observations), per_replica(noise))]
+        [x.numpy() for x in agent.acting._sample(per_replica(observations), per_replica(noise))]
 
     calls = {
-        "acting in NumPy": lambda: agent.act(observations, noise),
+        "acting in NumPy": lambda: agent.acting.sample(observations, noise),
         "acting in TensorFlow": in_tensorflow,
         "the env": lambda: env.act(actions),
     }
@@ -139,9 +143,9 @@ def _calls(learner: Any) -> dict[str, float]:
 
 def _make_learner(preset: str, folder: Path) -> Any:
     from tfrl.algorithms.ppo import PPOAgent
+    from tfrl.cli.endings import StopRequest
     from tfrl.run.console import Console as Progress
     from tfrl.run.session import Session
-    from tfrl.run.stop import StopRequest
     from tfrl.training.on_policy import OnPolicyLearner
     from tfrl.workers import strategy
     from tfrl.workers.watchdog import Watchdog

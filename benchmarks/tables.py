@@ -23,7 +23,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from benchmarks import command
 from tfrl import completion
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import TrainingError
 from tfrl.envs.published import published_curve
 from tfrl.envs.spec import Box, Discrete, MultiDiscrete

@@ -43,9 +43,9 @@ from rich.table import Table
 
 from benchmarks import command, speed
 from benchmarks.floors import Passes
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT, Range
-from tfrl.config import reader
 from tfrl.envs.registry import games
 
 _WAITS = ("env_wait_fraction", "learner_wait_fraction", "actor_wait_fraction")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks import command
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.cli.settings import SETTINGS_FILE
 from tfrl.config.run import RLSettings
 from tfrl.reporting import runs

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import command
-from tfrl.config import reader
+from tfrl.algorithms.registry import reader
 from tfrl.envs import registry
 
 

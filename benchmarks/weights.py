@@ -50,7 +50,7 @@ the run `sac` collects."""
 
 @dataclass(frozen=True)
 class Options:
-    """What is compared."""
+    """The runs, and the commit to compare with."""
 
     beside: str = ""
     """Another commit, such as HEAD~3. Empty: only print the checksums."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import math
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
 from cluster.agent import SAVED, STARTED, STOPS
-from tfrl.cli import endings, flags, signals
+from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import NATURAL, Range
 from tfrl.cli.streams import surviving
@@ -45,7 +46,7 @@ Exit codes: 0 done; 1 failed, or died more often than --max-restarts; 2 bad sett
 
 FAILED, BAD_SETTINGS, STALLED = 1, 2, 75  # a trainer's exit codes: its own failure, bad settings, a lost peer
 LOST = 255  # the exit code of an ssh, or another connection to a worker, that failed
-STOPPED = frozenset(signals.STOP_CODES.values())
+STOPPED = frozenset(endings.STOP_CODES.values())
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # of C++ code
 DEFAULT_PORT = 2222
 LONGEST_WAIT = 60.0  # seconds between two attempts
@@ -98,6 +99,9 @@ def main(arguments: Sequence[str]) -> int:
     if not command:
         raise UserError(f"there is no command to run; write it after --; usage: {USAGE}")
     hosts = options.hosts.split(",") if options.hosts else []
+    if not hosts and shutil.which(command[0]) is None:
+        reason = errno.EACCES if Path(command[0]).exists() else errno.ENOENT
+        raise UserError(f"cannot start {command[0]!r}: {os.strerror(reason)}")
     workers = options.workers or len(hosts)
     if not workers:
         raise UserError("give --workers N (1 or more), or --hosts a,b for one worker on each host")
@@ -261,8 +265,8 @@ def launch(
       grace: seconds from SIGTERM to SIGKILL after a failure.
       called: the word for a worker in sentences.
     """
-    stop = signals.Requests()
-    for number in signals.heeded():
+    stop = endings.Requests()
+    for number in endings.heeded():
         signal.signal(number, lambda number, _: stop.take(number))
     output = Output(sys.stdout.buffer, sys.stderr.buffer)
     restarts = failures = 0  # all restarts; failures since the last checkpoint
@@ -290,7 +294,7 @@ def launch(
         elif code == FAILED:
             end, why = FAILED, "; not restarted, because it would fail again"
         elif stop.first:
-            end, why = signals.STOP_CODES[stop.first], "; not restarted, as told to stop"
+            end, why = endings.STOP_CODES[stop.first], "; not restarted, as told to stop"
         elif failures > max_restarts:
             end, why = FAILED, f"; no restarts are left (--max-restarts {max_restarts})"
         reason = describe(called, culprit, code, places[culprit].host, started=culprit in team.started)
@@ -308,7 +312,7 @@ def launch(
         until = time.monotonic() + seconds
         while time.monotonic() < until and not stop.first:
             time.sleep(TICK)
-    return signals.STOP_CODES[stop.first]
+    return endings.STOP_CODES[stop.first]
 
 
 class Ending(NamedTuple):
@@ -319,7 +323,7 @@ class Ending(NamedTuple):
     told: bool  # whether the workers had been told to stop before that
 
 
-def attend(team: Team, stop: signals.Requests, grace: float) -> Ending:
+def attend(team: Team, stop: endings.Requests, grace: float) -> Ending:
     """Waits until all workers have ended; a failure or a second request to stop ends them."""
     told, stopped_at = False, math.inf  # when a worker was the first to end as one that was told to stop
     while team.running:
@@ -342,7 +346,7 @@ def attend(team: Team, stop: signals.Requests, grace: float) -> Ending:
             told = True
         if stop.again:
             team.stop(0.0, told=True)
-            return Ending(None, signals.STOP_CODES[stop.first], told)
+            return Ending(None, endings.STOP_CODES[stop.first], told)
     return Ending(None, stop_code(team.codes), told)
 
 

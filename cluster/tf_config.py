@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
         cluster["evaluator"] = [evaluator]
     if index == "evaluator":
         task = {"type": "evaluator", "index": 0}
-    elif not re.fullmatch(r"-?[0-9]+", index):
+    elif not re.fullmatch(r"[0-9]+", index) or int(index) >= len(hosts):
         raise UserError(f"--index is {index!r}; it must be 0 to {len(hosts) - 1}, or 'evaluator'")
     else:
         task = {"type": "worker", "index": int(index)}

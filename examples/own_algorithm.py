@@ -11,7 +11,7 @@ from __future__ import annotations
 import tfrl
 from tfrl.algorithms.ppo import Config, PPOAgent, Samples
 from tfrl.ops.graph import tf
-from tfrl.workers.data_parallel import Weights
+from tfrl.workers.data_parallel import Losses, Weights
 
 
 class A2C(PPOAgent):
@@ -30,10 +30,8 @@ class A2C(PPOAgent):
     }
     means = ("policy_loss", "value_loss", "entropy")
 
-    def _losses(
-        self, weights: Weights, samples: Samples, index: tf.Tensor
-    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
-        """The loss of each sample, its metrics in the order of `means`, and its ratio; float32 [b] each."""
+    def _losses(self, weights: Weights, samples: Samples, index: tf.Tensor) -> Losses:
+        """The loss of each sample, its metrics, and its |ratio - 1| as `errors`; float32 [b] each."""
         config = self._config
         parameters, values, *_ = self.network.outputs(weights, samples.observations, samples.memory)
         policy = self.network.distribution(parameters)
@@ -41,7 +39,8 @@ class A2C(PPOAgent):
         policy_loss = -log_probs * samples.advantages
         value_loss = 0.5 * tf.square(values - samples.targets)
         loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-        return loss, [policy_loss, value_loss, entropy], tf.exp(log_probs - samples.log_probs)
+        metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        return Losses(loss, metrics, tf.abs(tf.exp(log_probs - samples.log_probs) - 1.0))
 
 
 if __name__ == "__main__":

@@ -10,15 +10,20 @@ value. PPO, DrAC and IMPALA take such networks.
 
 from __future__ import annotations
 
-import keras
+from typing import TYPE_CHECKING
 
 import tfrl
+
+if TYPE_CHECKING:
+    import keras  # the network imports it when it is built: TensorFlow then prints nothing
 
 
 def policy_and_value(
     inputs: keras.KerasTensor, parameters: int
 ) -> tuple[keras.KerasTensor, keras.KerasTensor]:
     """Half of the features are the policy's alone, and the value sees the policy's logits."""
+    import keras
+
     shared = keras.layers.Dense(64, activation="tanh")(inputs)
     own = keras.layers.Dense(32, activation="tanh")(shared)
     near_zero = keras.initializers.Orthogonal(0.01)  # the first policy is close to uniform

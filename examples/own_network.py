@@ -9,13 +9,18 @@ chance, are refused: batch normalization and dropout.
 
 from __future__ import annotations
 
-import keras
+from typing import TYPE_CHECKING
 
 import tfrl
+
+if TYPE_CHECKING:
+    import keras  # a network imports it when it is built: TensorFlow then prints nothing
 
 
 def residual(inputs: keras.KerasTensor) -> keras.KerasTensor:
     """Two dense layers with a shortcut and layer normalization."""
+    import keras
+
     x = keras.layers.Dense(64, activation="silu")(inputs)
     y = keras.layers.Dense(64, activation="silu")(keras.layers.LayerNormalization()(x))
     return x + y
@@ -23,6 +28,8 @@ def residual(inputs: keras.KerasTensor) -> keras.KerasTensor:
 
 def wide(inputs: keras.KerasTensor) -> keras.KerasTensor:
     """One wide layer."""
+    import keras
+
     return keras.layers.Dense(128, activation="tanh")(inputs)
 
 

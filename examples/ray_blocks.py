@@ -17,8 +17,8 @@ import importlib.util
 import numpy as np
 
 from tfrl import remote
+from tfrl.algorithms.registry import reader
 from tfrl.algorithms.sac import SACAgent
-from tfrl.config import reader
 from tfrl.config.distributed import how_to_install_ray
 
 

@@ -75,7 +75,8 @@ def entry(name: str, shape: tuple[int, ...] | None = None) -> Entry:
         )
         near = difflib.get_close_matches(name.lower(), fitting, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"{name} {reason}{hint}; known: {', '.join(fitting)}.")
+        others = "" if rank == 1 else ", and resnetD of any depth D = 6n + 2, such as resnet8 and resnet14"
+        raise ValueError(f"{name} {reason}{hint}; known: {', '.join(fitting)}{others}.")
     if shape is not None and min(shape[:2]) < known.smallest:
         size, least = " x ".join(map(str, shape[:2])), f"{known.smallest} x {known.smallest}"
         raise ValueError(f"{name} needs images of at least {least} pixels, not {size}.")

@@ -15,7 +15,7 @@ from rich.table import Table
 
 import resnet
 from resnet import config as supervised
-from tfrl import config as settings
+from tfrl.algorithms import runs as settings
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import SETTINGS_FILE, algorithm_of
@@ -24,7 +24,7 @@ from tfrl.cli.streams import quiet_start
 if TYPE_CHECKING:
     import keras
 
-_USAGE = "python -m resnet [NAME or RUN] [--layers] [--draw FILE.png]"
+_USAGE = "python -m resnet [NAME or RUN]"
 _FORMATS = (".png", ".svg", ".pdf")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -40,7 +39,7 @@ class Task:
     dataset: str = "procgen_frames"
     """procgen_frames[/games or /games-mini], made here, or a classification set of
     tensorflow-datasets by name: cifar10, cifar100, dmlab, ..."""
-    preset: Literal["default", "he-cifar10"] = "default"
+    preset: str = "default"
     """A whole set of defaults, which --help lists; flags and files win over it."""
     normalization: Literal["batch", "group", "none"] = "batch"
     """Normalisation of residual networks; other networks have none. PPO takes torsos with group."""
@@ -108,38 +107,13 @@ class Run(settings.Run):
     without arguments. They extend tfrl.Callback or keras.callbacks.Callback."""
 
 
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "default": {},
-    # He et al. 2015, section 4.2: 64k steps of 128 images are 163.7 epochs of 50k images.
-    "he-cifar10": {
-        "model": "resnet20",
-        "dataset": "cifar10",
-        "augment": "crop-flip",
-        "epochs": 164,
-        "max_steps": 64_000,
-        "batch_size": 128,
-        "lr": 0.1,
-        "schedule": "step",
-        "warmup": 0,
-        "weight_decay": 1e-4,
-        "checkpoint_every": 1000,
-    },
-}
-"""The settings that each preset changes in Config's defaults."""
-
-
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
 class Config(Run, Learning, Task, settings.Settings):
     """All settings of a run. One field a flag. `parse` gives checked ones with `run_name` filled in."""
 
-    algorithm: ClassVar[str] = "resnet"
+    algorithm: str = "resnet"
     sections: ClassVar[tuple[type, ...]] = (Task, Learning, settings.Hardware, Run)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
-    preset_summaries: ClassVar[Mapping[str, str]] = {
-        "default": "resnet-mini on frames of procgen",
-        "he-cifar10": "resnet20 on CIFAR-10, by section 4.2 of He et al. 2015",
-    }
     step_name: ClassVar[str] = "step"
 
     @property
@@ -192,7 +166,7 @@ class Config(Run, Learning, Task, settings.Settings):
             entry = resnet.entry(self.model, (size, size, 3))
         except ValueError as error:
             raise UserError(f"--model {error}") from None
-        plain = self.of_preset(self.preset)
+        plain = READER.of_preset(self.preset)
         lacking = ["normalization", "weight_decay"] if not entry.normalization else []
         for name in lacking if entry.has_width else [*lacking, "width"]:
             if (value := getattr(self, name)) != getattr(plain, name):
@@ -248,7 +222,7 @@ def of_run(run: Path) -> Config:
     config = from_yaml(path)
     try:
         # The folder's name is not checked.
-        dataclasses.replace(config, run_name=None, logdir="logs").validate()
+        READER.validate(dataclasses.replace(config, run_name=None, logdir="logs"))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     return config
@@ -282,5 +256,5 @@ def check_dataset(name: str) -> None:
         )
 
 
-READER = Reader(Config, "Train a network of the zoo on labelled images.", "python -m resnet.train")
+READER = Reader(Config, "Train a network of the zoo on labelled images.", "python -m resnet.train", "resnet")
 parse, from_yaml = READER.parse, READER.from_yaml

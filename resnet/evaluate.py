@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 
 from resnet.config import Config, of_run
+from tfrl.algorithms.runs import run_folder
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import Range
 from tfrl.cli.streams import quiet_start, tell
-from tfrl.config import run_folder
 from tfrl.networks.weights import PREFIX, read_state, split_checkpoint
 from tfrl.run.checkpoint import under, with_prefix
 from tfrl.workers import tf_config

@@ -6,7 +6,7 @@ import itertools
 import math
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from resnet import data
 from resnet.config import Config
 from resnet.data import Batch, Dataset, Share
 from resnet.operations import portable
+from tfrl.cli.endings import NUM_VOTES, Stopped, stop_code
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.streams import quiet_start
 from tfrl.networks.entrance import variable_name
@@ -31,9 +32,7 @@ from tfrl.run import files, loop
 from tfrl.run.checkpoint import State, encode, with_prefix
 from tfrl.run.loop import Conclusion
 from tfrl.run.session import Session, tensorboard
-from tfrl.run.stop import NUM_VOTES, Stopped, stop_code
-from tfrl.run.summaries import WeightSummaries
-from tfrl.training.callbacks import BestPolicy
+from tfrl.training.callbacks import BestPolicy, WeightSummaries
 from tfrl.workers.data_parallel import DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
 
@@ -81,6 +80,7 @@ class Classifier:
             rates=(1.0,),  # the schedule's rate scales it
             loss=self._loss,
             metrics=("loss", "accuracy", *_VOTES),
+            norm="grad_norm",
             optimizer=_OPTIMIZERS[config.optimizer],
             batch_size=config.batch_size,
             # The statistics of a part would differ from those of the batch.
@@ -98,11 +98,11 @@ class Classifier:
 
     # Training
 
-    def step(self, batch: Batch, learning_rate: float, votes: np.ndarray | None = None) -> tf.Tensor:
+    def step(self, batch: Batch, learning_rate: float, votes: Sequence[float] | None = None) -> tf.Tensor:
         """One gradient step. Returns its results of all replicas together, float32 [2 + NUM_VOTES + 1].
 
         They are the mean loss (without the penalty), the share of hits, the mean of the workers' `votes`
-        (float32 [NUM_VOTES]), and the norm of the gradient. Reading them waits for the end of the step.
+        (NUM_VOTES numbers), and the norm of the gradient. Reading them waits for the end of the step.
         """
         counts = np.full(self._runtime.local_replicas, batch.count, np.float32)
         mine = np.zeros((*batch.labels.shape, NUM_VOTES), np.float32)
@@ -119,8 +119,8 @@ class Classifier:
         images, labels, weights, votes, count, rate = batch
         weights *= self._batch_size / count  # a filled-up batch has fewer images
         rows = (images, labels, weights, votes)
-        outcome = self._learning.gradient_step("step", rows, (), rate)
-        return tf.concat([outcome.means, [outcome.norm]], axis=0)
+        outcome = self._learning.steps["step"].step(rows, (), rate)
+        return tf.stack(list(outcome.metrics.values()))
 
     def _loss(self, weights: Weights, rows: tuple[tf.Tensor, ...], _shared: Any) -> Losses:
         """The loss of each image plus the penalty on the weights.

@@ -1,6 +1,7 @@
 """Four logical CPUs for all tests of this process, the parts of a small run, a store, a disk."""
 
 import dataclasses
+import functools
 import os
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ sys.path.append(str(Path(__file__).with_name("resnet")))
 # start faster if Python may keep what it has compiled.
 for _name in ("CI", "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TF_CONFIG", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(_name, None)
+CALLERS_GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # replicas are of the CPU, and so are the bits that runs share
 
 # Files whose tests mostly wait, for processes that start or for a time to pass; and folders of short tests.
@@ -108,6 +110,28 @@ def pytest_collection_finish(session):
         ) from None
 
 
+@pytest.fixture(scope="session", autouse=True)
+def draw():
+    """Runs in this process draw no learning curve: it is a quarter of a small run. Gives how they do."""
+    if "tensorflow" not in sys.modules:  # then no test here trains
+        yield None
+        return
+    from tfrl.training.callbacks import LearningCurve
+
+    on_end = LearningCurve.on_end
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LearningCurve, "on_end", lambda *_: None)
+        yield on_end
+
+
+@pytest.fixture
+def drawn(draw, monkeypatch):
+    """Runs of this test draw their learning curve."""
+    from tfrl.training.callbacks import LearningCurve
+
+    monkeypatch.setattr(LearningCurve, "on_end", draw)
+
+
 @pytest.fixture(scope="session")
 def small():
     """Settings of a run that takes seconds; keyword arguments change them."""
@@ -149,6 +173,26 @@ def small_disk(tmp_path):
     yield mount
     if place.is_mount():
         subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Lets the processes of a test see the GPUs; their number. Without any the test is skipped."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    if CALLERS_GPUS is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", CALLERS_GPUS)
+    count = _count_gpus()
+    if not count:
+        pytest.skip("TensorFlow finds no GPU")
+    return count
+
+
+@functools.cache
+def _count_gpus():
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return 0  # without a process that imports TensorFlow
+    program = "import tensorflow as tf; print(len(tf.config.list_physical_devices('GPU')))"
+    return int(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
 
 
 @pytest.fixture

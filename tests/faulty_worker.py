@@ -86,7 +86,7 @@ def make_slow(seed, supervised):
     else:
         from tfrl.algorithms.ppo import PPOAgent
 
-        owner, method = PPOAgent, "_steps_a_call"
+        owner, method = PPOAgent, "_minibatches_a_call"
     call, seconds = getattr(owner, method), random.Random(seed)
 
     def slow(*inputs):

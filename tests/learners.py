@@ -6,11 +6,11 @@ import types
 import numpy as np
 import tensorflow as tf
 
+from tfrl.cli.endings import StopRequest
 from tfrl.networks.actor_critic import ActorCritic
 from tfrl.run import loop
 from tfrl.run.console import Console
 from tfrl.run.session import Session
-from tfrl.run.stop import StopRequest
 from tfrl.training.on_policy import OnPolicyLearner
 from tfrl.workers import strategy
 from tfrl.workers.watchdog import Watchdog

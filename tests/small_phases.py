@@ -5,9 +5,10 @@ import dataclasses
 import numpy as np
 
 from tfrl.algorithms import ppg
+from tfrl.algorithms.registry import reader
 
 SMALL = ppg.Config(
-    **ppg.PRESETS["openai-easy"],
+    **reader("ppg").changes_of("openai-easy"),
     env="catch",
     run_name="small",
     torso="cookbook",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tfrl import completion
-from tfrl.config import ALGORITHMS
+from tfrl.algorithms.registry import ALGORITHMS
 
 ROOT = Path(__file__).parents[1]
 _FENCES = re.compile(r"^( *)```.*?^\1```", re.DOTALL | re.MULTILINE)
@@ -84,7 +84,7 @@ def test_every_document_is_linked_from_another():
 
 def test_every_algorithm_is_a_command_and_in_the_documents():
     commands = {p.stem for p in (ROOT / "tfrl").glob("*.py") if "main = Command(" in p.read_text()}
-    assert commands == {"ppo_procgen", *ALGORITHMS}, "ALGORITHMS is in tfrl/config/__init__.py"
+    assert commands == {"ppo_procgen", *ALGORITHMS}, "ALGORITHMS is in tfrl/algorithms/registry.py"
     for name in commands:
         assert f"tfrl.{name}`" in (ROOT / "docs/algorithms.md").read_text(), name
         assert f"`{name}`" in (ROOT / "docs/library.md").read_text(), name

@@ -1,6 +1,8 @@
 """The rules of the house: who may import whom, where commands stand, how texts begin."""
 
 import ast
+import functools
+import graphlib
 import re
 from pathlib import Path
 
@@ -28,19 +30,49 @@ def modules(root, *packages):
     return found
 
 
-def imported(path):
-    """What a file imports, anywhere in it: `tfrl.run.files` for `from tfrl.run import files`, say."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
+@functools.cache
+def parsed(path):
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(path, *, for_types=True):
+    """What a file imports, anywhere in it: `tfrl.run.files` for `from tfrl.run import files`, say.
+
+    Without `for_types`, the imports within `if TYPE_CHECKING` are left out.
+    """
+    skipped = set()
+    for node in ast.walk(parsed(path)):
+        if not for_types and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            skipped |= {*node.body}
+        elif node in skipped:
+            continue
+        elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has relative imports"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def named(path):
+    """The project's modules that a file with `importlib.import_module` names in strings.
+
+    These are whole strings, such as "tfrl.run.files", and the beginnings of f-strings, such as
+    `tfrl.algorithms.*` of f"tfrl.algorithms.{name}".
+    """
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)) if "import_module" in text else ():
+        if isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
+            text = f"{node.values[0].value}*"
+        else:
+            text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and re.fullmatch(r"(tfrl|resnet|cluster)(\.\w+)*\.[\w*]+", text):
+            yield text
+
+
 def defined(path):
     """The names at the top of a module, also those within its conditions; None if it makes them up itself."""
-    names, waiting = set(), list(ast.parse(path.read_text(encoding="utf-8")).body)
+    names, waiting = set(), list(parsed(path).body)
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
@@ -98,8 +130,10 @@ def may_import(importer, name):
     if own == "tfrl":
         mine = folder_of(importer)
         if package == "cluster":
-            return importer == "tfrl.completion" or mine in ("remote", "training")
+            return importer in ("tfrl.completion", "tfrl.__main__") or mine in ("remote", "training")
         theirs = folder_of(name)
+        if package == "resnet" and name.startswith("resnet.config."):
+            return RANKS[mine] >= RANKS["algorithms"]
         if package == "resnet":
             return mine == "commands" or not is_of_trainer(name)
         return mine == theirs or RANKS[theirs] < RANKS[mine]
@@ -120,7 +154,7 @@ def wrong_imports(root):
     return [
         f"{module} imports {name}"
         for module, path in modules(root, "tfrl", "resnet", "cluster").items()
-        for name in imported(path)
+        for name in (*imported(path), *named(path))
         if not may_import(module, name)
     ]
 
@@ -147,6 +181,15 @@ def test_every_folder_has_its_place():
             "tfrl.remote.actors imports tfrl.training.le",
         ),
         ("tfrl/report.py", "import cluster.launch", "tfrl.report imports cluster.launch"),
+        (
+            "tfrl/config/run.py",
+            'f = import_module("tfrl.run.files")',
+            "tfrl.config.run imports tfrl.run.files",
+        ),
+        ("tfrl/config/run.py", 'f = import_module(f"tfrl.{name}")', "tfrl.config.run imports tfrl.*"),
+        ("tfrl/config/run.py", "from resnet.config import READER", "tfrl.config.run imports resnet.config.R"),
+        ("tfrl/algorithms/registry.py", 'f = import_module(f"tfrl.algorithms.{name}")', None),
+        ("tfrl/algorithms/registry.py", "from resnet.config import READER", None),
         ("tfrl/algorithms/ppo.py", "import resnet.data", "tfrl.algorithms.ppo imports resnet.data"),
         ("resnet/networks.py", "from tfrl.cli import flags", "resnet.networks imports tfrl.cli.flags"),
         (
@@ -174,6 +217,44 @@ def test_a_wrong_import_is_found(tmp_path, module, line, wrong):
     assert len(found) == (wrong is not None) and all(sentence.startswith(wrong) for sentence in found)
 
 
+def circle(root):
+    """The modules of a circle of imports, also of imports in functions, but not of those for types alone.
+
+    The package tfrl itself may be imported by all, because it has its version before it imports anything.
+    """
+    found, imports = modules(root, *PACKAGES), {}
+    for module, path in found.items():
+        names = imported(path, for_types=False)
+        inside = {name if name in found else name.rpartition(".")[0] for name in names}
+        imports[module] = (inside & found.keys()) - {module, "tfrl"}
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_files_import_each_other_in_a_circle():
+    assert not circle(ROOT)
+
+
+@pytest.mark.parametrize(
+    ("line", "closes"),
+    [
+        ("import tfrl.one", True),
+        ("def late():\n    from tfrl.one import name", True),
+        ("if TYPE_CHECKING:\n    from tfrl.one import name", False),
+        ("from tfrl import __version__", False),
+    ],
+)
+def test_a_circle_is_found(tmp_path, line, closes):
+    (tmp_path / "tfrl").mkdir()
+    texts = {"__init__": "import tfrl.one", "one": "from tfrl import two", "two": "import tfrl.three"}
+    for name, text in (texts | {"three": line}).items():
+        (tmp_path / "tfrl" / f"{name}.py").write_text(text)
+    assert {*circle(tmp_path)} == ({"tfrl.one", "tfrl.two", "tfrl.three"} if closes else set())
+
+
 def test_only_commands_and_the_library_are_directly_under_tfrl():
     for path in (ROOT / "tfrl").glob("*.py"):
         if path.name not in ("__init__.py", "library.py", "callbacks.py"):
@@ -192,7 +273,7 @@ _BEGINS_WRONG = re.compile(rf"({_FRAGMENTS})\b|[a-z-]+ [a-z]+[ ,.:]")
 
 def public_docstrings(path):
     """Those of a file, its public classes and functions, and the texts under public fields."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     yield ast.get_docstring(tree)
     waiting = [tree]
     while waiting:

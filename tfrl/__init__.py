@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import sys
+import types
 from typing import TYPE_CHECKING
 
 __version__ = "0.2.0"
@@ -46,6 +47,15 @@ def __dir__() -> list[str]:
     return [*globals(), *_PUBLIC, *_MODULES]
 
 
+class Function(types.ModuleType):
+    """A module of a command that is also a function of the Python library, such as `tfrl.evaluate`."""
+
+    def __call__(self, *arguments: object, **options: object) -> object:
+        """Calls the function of `tfrl.library` that has the name of the module."""
+        name = self.__name__.removeprefix("tfrl.")
+        return getattr(importlib.import_module("tfrl.library"), name)(*arguments, **options)
+
+
 # The first moments of a command: Ctrl-C ends it with one sentence, until the command sets its own signal
 # handlers (tfrl/cli/endings.py). Programs that only import this package keep their handlers. So this finds
 # out whether Python runs the script `tfrl` or, by `-m`, one of our modules, for which it still looks or which
@@ -73,7 +83,7 @@ if (_is_sought or _is_found or _is_script) and signal.getsignal(signal.SIGINT) i
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # 2 keeps errors and drops TensorFlow's start-up information and warnings.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# NumPy starts no threads. They would receive the signals that the main thread blocks (tfrl/cli/signals.py),
+# NumPy starts no threads. They would receive the signals that the main thread blocks (tfrl/cli/endings.py),
 # and NumPy's matrix products are too small to gain from threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tfrl import __version__
+from tfrl.algorithms.registry import ALGORITHMS
 from tfrl.cli import endings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import nearest
-from tfrl.config import ALGORITHMS
 from tfrl.envs import callables
 
 COMMANDS = (

@@ -16,7 +16,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import types
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +23,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from tfrl import Function
+from tfrl.algorithms.runs import find_policy, run_folder
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import COUNT, FRACTION, NATURAL, Range
 from tfrl.cli.streams import quiet_start
-from tfrl.config import run_folder
 from tfrl.config.run import check_task
 from tfrl.envs import facts as env_facts
 from tfrl.envs import registry
@@ -37,7 +37,7 @@ from tfrl.envs.spec import Step, VecEnv
 from tfrl.experience import recorded
 from tfrl.experience.episodes import LONGEST_EPISODE, Player, Watcher, check_level_set, level_spec, play
 from tfrl.experience.recorded import Episode, Manifest, Spaces
-from tfrl.networks.weights import PolicySource, find_policy
+from tfrl.networks.weights import PolicySource
 from tfrl.record import UniformPolicy, task_without_run
 from tfrl.run import files, rng
 from tfrl.run.folder import locked, weights_sha256
@@ -478,17 +478,7 @@ def _describe(options: Options) -> int:
     return 0
 
 
-class _Callable(types.ModuleType):
-    """This module, which is also the function `tfrl.collect` of the Python library."""
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Implements `tfrl.library.collect`."""
-        from tfrl import library
-
-        return library.collect(*arguments, **options)
-
-
-sys.modules[__name__].__class__ = _Callable
+sys.modules[__name__].__class__ = Function
 
 if __name__ == "__main__":
     endings.run(main)

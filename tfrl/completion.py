@@ -1,6 +1,6 @@
 """python -m tfrl.completion: print a bash script that completes all commands, their flags and choices.
 
-tyro's own script completes the flags of a program, but our commands are `python -m` and a module.
+It completes `tfrl COMMAND` and `python -m MODULE`.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from tfrl.algorithms.registry import ALGORITHMS, reader
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import EnvError, UserError
 from tfrl.cli.flags import COUNT, NATURAL, Range
-from tfrl.config import ALGORITHMS, reader
 from tfrl.config.run import RLSettings, Task, check_task
 from tfrl.envs import registry
 from tfrl.envs.facts import Facts, facts_of
@@ -122,7 +122,7 @@ def _description(task: Task, known: Facts | None, readers: Mapping[str, RLSettin
     usable = {name: config for name, config in readers.items() if config is not None}
     rows["algorithms"] = ", ".join(usable) or "none"
     if (config := usable.get("ppo")) is not None:
-        mlp = f" of {config.hidden}" if config.torso == "mlp" else ""
+        mlp = f" of {config.hidden}" if config.small_network else ""
         rows["network of ppo"] = f"{config.torso}{mlp}, by --preset {config.preset}"
         how = {"observations": "normalize_observations", "rewards": "normalize_rewards"}
         normalized = [what for what, name in how.items() if getattr(config, name)]

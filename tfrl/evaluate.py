@@ -6,24 +6,24 @@ import dataclasses
 import json
 import math
 import sys
-import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from tfrl import Function
 from tfrl.algorithms.acting import SavedPolicy
+from tfrl.algorithms.runs import find_policy, folder_of, run_folder
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import NATURAL
 from tfrl.cli.streams import quiet_start
-from tfrl.config import folder_of, run_folder
 from tfrl.config.run import EPISODES, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.published import normalized_return
 from tfrl.envs.registry import TRAIN, level_set_title
 from tfrl.experience.episodes import Player, check_level_set, check_plays, play_level_set, split_episodes
-from tfrl.networks.weights import find_policy, split_checkpoint
+from tfrl.networks.weights import split_checkpoint
 from tfrl.reporting import scores
 from tfrl.run import files
 from tfrl.run.folder import EVALUATION_FILE
@@ -171,17 +171,7 @@ def _show(content: dict[str, Any]) -> None:
     Console().print(table)
 
 
-class _Callable(types.ModuleType):
-    """This module, which is also the function `tfrl.evaluate` of the Python library."""
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Implements `tfrl.library.evaluate`."""
-        from tfrl import library
-
-        return library.evaluate(*arguments, **options)
-
-
-sys.modules[__name__].__class__ = _Callable
+sys.modules[__name__].__class__ = Function
 
 if __name__ == "__main__":
     endings.run(main)

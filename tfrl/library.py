@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,17 +17,17 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from tfrl.algorithms.acting import SavedPolicy
-from tfrl.cli import signals
+from tfrl.algorithms.runs import find_policy, run_folder
+from tfrl.cli import endings, streams
 from tfrl.cli.errors import SettingsError, TrainingError, UserError
 from tfrl.cli.flags import coerce, flag, setting_hint
 from tfrl.cli.streams import quiet_start
-from tfrl.config import run_folder
 from tfrl.config.run import RLSettings
 from tfrl.envs import callables, observations, registry
 from tfrl.envs.spec import Discrete
 from tfrl.envs.subprocesses import ENV_PROCESS
 from tfrl.experience import episodes as playing
-from tfrl.networks.weights import PolicySource, find_policy
+from tfrl.networks.weights import PolicySource
 from tfrl.reporting import runs, scores
 from tfrl.run.callbacks import Callback
 from tfrl.run.folder import read_results, weights_sha256
@@ -125,9 +124,7 @@ def _read(
             "this process only steps envs and has imported your program for that: put the call of "
             f'tfrl.{caller} under `if __name__ == "__main__":`.'
         )
-    from tfrl.training.command import of_algorithm
-
-    command = of_algorithm(algorithm.replace("-", "_") if isinstance(algorithm, str) else algorithm)
+    command = command_of(algorithm.replace("-", "_") if isinstance(algorithm, str) else algorithm)
     named = [each for each in callbacks if isinstance(each, str)]
     settings |= {} if network is None else _torsos(network)
     values = _values(command, env, settings | ({"callbacks": named} if named else {}))
@@ -136,13 +133,24 @@ def _read(
     return command, config, values, made
 
 
+def command_of(algorithm: str | type) -> Command:
+    """The command of an algorithm, or of the supervised trainer. Raises UserError if there is none."""
+    from tfrl.training.command import of_algorithm
+
+    if algorithm == "resnet":
+        from resnet.train import main
+
+        return main
+    return of_algorithm(algorithm)
+
+
 def _raise_for(code: int, folder: Path) -> None:
     """Raises the exception of an exit code, or the signal again; returns for 0."""
-    if code == signals.STOP_CODES[signal.SIGINT]:
+    if code == endings.STOP_CODES[signal.SIGINT]:
         raise KeyboardInterrupt
-    if code == signals.STOP_CODES[signal.SIGTERM]:
+    if code == endings.STOP_CODES[signal.SIGTERM]:
         # The program's own handler, or the default one, gets the signal.
-        signal.raise_signal(signals.OURS.first)
+        signal.raise_signal(endings.OURS.first)
     elif code:
         raise TrainingError(f"the run in {folder} failed with exit code {code}.")
 
@@ -354,11 +362,12 @@ def _arguments(values: Mapping[str, Any]) -> list[str]:
 @contextlib.contextmanager
 def _our_errors() -> Iterator[None]:
     """Turns a UserError into a SettingsError that names settings as Python does: num_envs for --num-envs."""
-    try:
-        yield
-    except UserError as error:
-        spelled = re.sub(r"--([a-z][a-z-]*[a-z])", lambda found: found[1].replace("-", "_"), str(error))
-        raise SettingsError(spelled) from error.__cause__  # the trace of a user's env, if it raised
+    with streams.called_from_python():
+        try:
+            yield
+        except UserError as error:
+            # The cause is the trace of a user's env, if it raised.
+            raise SettingsError(streams.spelled(str(error))) from error.__cause__
 
 
 # Policies

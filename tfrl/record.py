@@ -12,17 +12,17 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from tfrl.algorithms.acting import SavedPolicy
+from tfrl.algorithms.runs import find_policy, folder_of, run_folder
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import NATURAL
 from tfrl.cli.streams import quiet_start
-from tfrl.config import folder_of, run_folder
 from tfrl.config.run import Task, check_task
 from tfrl.envs import registry
 from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec
 from tfrl.experience.episodes import check_level_set
-from tfrl.networks.weights import find_policy, split_checkpoint
+from tfrl.networks.weights import split_checkpoint
 from tfrl.reporting import video
 from tfrl.reporting.video import Recording, Window
 from tfrl.run import files

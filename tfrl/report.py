@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from tfrl import __version__
+from tfrl.algorithms.runs import run_folder
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.streams import tell
-from tfrl.config import run_folder
 from tfrl.envs.procgen import UNSEEN_LEVELS
 from tfrl.envs.published import (
     RANGES,
@@ -37,6 +37,7 @@ from tfrl.run.folder import EVALUATION_FILE, read_json
 
 _USAGE = "python -m tfrl.report RUN [RUN ...]"
 _MOST_VIDEOS = 4
+_RUN_COLUMNS = 6  # more runs of one variant share a column
 _VIDEO_LIMIT = 12_000_000  # bytes: a page with larger videos opens slowly
 _CAPTIONS = {
     "learning_curves": (
@@ -472,11 +473,15 @@ def _settings(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     """The settings in which the variants differ, except for env and seed, and those of all runs."""
     differing = run_folders.differences(runs)
     labels = {run.path: g.label for g in groups for run in (*g.runs, *g.repeated)}
+    columns = variants(groups)
+    if len(columns) == 1 and 1 < len(runs) <= _RUN_COLUMNS:  # they differ, but not in hyperparameters
+        labels = {run.path: name for run, name in zip(runs, run_names(runs), strict=True)}
+        columns = list(labels.values())
     rows = []
     for name, values in differing.items():
         if name not in ("env", "seed", "run_name", "logdir"):  # the table of runs has these
             row = {"setting": flag(name)}
-            for label in variants(groups):
+            for label in columns:
                 of_variant = [v for run, v in zip(runs, values, strict=True) if labels[run.path] == label]
                 row[label] = ", ".join(dict.fromkeys(of_variant))
             rows.append(row)
@@ -500,9 +505,12 @@ def _run_rows(runs: Sequence[Run]) -> list[dict[str, str]]:
         }
         row["hours"] = _number(seconds / 3600 if isinstance(seconds, int | float) else None)
         row |= {"env steps/s": _number(run.speed, 0), "precision": run.precision}
-        row["workers x replicas"] = f"{done.get('workers', '?')} x {done.get('replicas', '?')}"
+        workers, replicas = done.get("workers"), done.get("replicas")  # these are of all workers
+        each = replicas // workers if workers and replicas else "?"
+        row["workers x replicas"] = f"{workers or '?'} x {each}"
         rows.append(row | {"weights": str(done.get("weights_sha256", "-"))[:12]})
-    return rows
+    # An env without unseen levels has no return there, and one with levels has no other evaluation.
+    return [{name: row.get(name, "") for each in rows for name in each} for row in rows]
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> str:

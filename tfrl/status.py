@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +15,13 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.settings import SETTINGS_FILE, algorithm_of
 from tfrl.reporting import runs
 from tfrl.run import files
+from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.console import duration
-from tfrl.run.folder import LEFT_FILE, is_held
+from tfrl.run.folder import FAILED_FILE, LEFT_FILE, is_held
 from tfrl.run.metrics import PROGRESS_FILE
 
 _USAGE = "python -m tfrl.status [LOGDIR]"
+_WIDE = 10_000  # characters
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,9 @@ def main(arguments: Sequence[str]) -> int:
             table.add_row(name, str(error))
         except OSError as error:
             table.add_row(name, f"cannot be read: {files.reason(error)}")
-    Console(markup=False, emoji=False).print(table)  # names are shown as they are
+    # Names are shown as they are, and in a pipe or a file each run is one line.
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDE
+    Console(markup=False, emoji=False, width=wide).print(table)
     return 0
 
 
@@ -67,21 +73,27 @@ def row(run: runs.Run) -> list[str]:
     The time left is that to the end at the latest, at the mean speed so far.
 
     A run is "running" while a process holds its lock. Some file systems do not show the locks of other
-    machines; there the age of the last row tells more.
+    machines; there the age of the last row tells more. A run that was stopped within an iteration has the env
+    steps of its checkpoint.
     """
     if is_held(run.path):
         state = "running"
     elif run.is_done:
         state = "done"
+    elif (run.path / LEFT_FILE).exists():
+        state = "ended early"
+    elif reason := files.read_text(run.path / FAILED_FILE):
+        state = f"failed: {' '.join(reason.split())}"
     else:
-        state = "ended early" if (run.path / LEFT_FILE).exists() else "not running"
-    done, left = run.share_done, "-"
+        state = "not running"
+    steps = max(run.env_steps, CheckpointStore(run.path / "checkpoints", keep=1).env_steps())
+    done, left = max(run.share_done, min(1.0, steps / run.config.run_steps)), "-"
     if run.speed and 0 < done < 1:
-        left = duration(run.env_steps / run.speed * (1 - done) / done)
+        left = duration(steps / run.speed * (1 - done) / done)
     returns, written = run.points("rollout/episode_return")[1], files.last_change([run.path / PROGRESS_FILE])
     return [
         state,
-        f"{run.env_steps:,}",
+        f"{steps:,}",
         f"{math.floor(100 * done)}%",
         f"{returns[-1]:.2f}" if returns.size else "-",
         f"{run.speed:.0f}" if run.speed else "-",

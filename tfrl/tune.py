@@ -20,19 +20,19 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from tfrl import config as settings
 from tfrl import remote
-from tfrl.cli import endings, flags, signals
+from tfrl.algorithms import registry as settings
+from tfrl.cli import endings, flags
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import COUNT, NATURAL, SEVERAL, Range, flag, nearest
 from tfrl.cli.settings import expand_home
 from tfrl.cli.streams import Unbreakable, tell
 from tfrl.config.distributed import check_address, how_to_install_ray
 from tfrl.experience.episodes import evaluation_columns
+from tfrl.library import command_of
 from tfrl.remote.trials import SUPERVISED, Outcome, Sweep, outcome, plan, trial_name
 from tfrl.run import files
 from tfrl.run.folder import locked, read_json
-from tfrl.training import command
 
 _USAGE = "python -m tfrl.tune"
 _EXAMPLE = f"{_USAGE} --grid lr=5e-4,1e-3 -- ppo --env CartPole-v1"
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
         config = sweep.config(trial)
         _check_metric(sweep.metric, config)
         named = dataclasses.replace(config, logdir=str(logdir), run_name=trial_name(index))
-        command.of_algorithm(sweep.algorithm).check(named)
+        command_of(sweep.algorithm).check(named)
     if options.gpus_per_trial > 1 and options.gpus_per_trial % 1:
         raise UserError(f"--gpus-per-trial above 1 must be a whole number; got {options.gpus_per_trial:g}.")
     if logdir.is_dir():
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str]) -> int:
             )
         if stopped:
             _show("Stopped; the same command continues.")
-            return signals.STOP_CODES[stopped]
+            return endings.STOP_CODES[stopped]
         return _conclude(sweep, outcomes())
 
 

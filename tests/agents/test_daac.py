@@ -10,11 +10,11 @@ from learners import Present, make, prefer, updated
 from refusals import refusal
 
 from tfrl.algorithms import daac
-from tfrl.config import reader
+from tfrl.algorithms.registry import reader
 from tfrl.run import rng
 
 SMALL = daac.Config(
-    **daac.PRESETS["openai-easy"],
+    **reader("daac").changes_of("openai-easy"),
     env="catch",
     run_name="small",
     torso="cookbook",
@@ -211,6 +211,8 @@ def test_the_value_learns_every_few_updates_and_in_more_passes():
     assert history[-1]["train/first_ratio_error"] < 1e-5
 
 
+@pytest.mark.promise
+@pytest.mark.long
 def test_two_replicas_give_the_bits_of_one():
     runs = [updated(make(small(replicas=r, lr=1e-3)), 3) for r in (1, 2)]
     (history, weights), (others, found) = runs

@@ -13,7 +13,7 @@ from packed_envs import Alone, Signs, named, packed
 from processes import Training, learned, results
 
 import tfrl
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.envs import callables
 from tfrl.networks.weights import export
 from tfrl.training.off_policy import OffPolicyLearner

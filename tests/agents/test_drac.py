@@ -13,7 +13,7 @@ from processes import results, rows
 from refusals import refusal
 
 from tfrl.algorithms import drac
-from tfrl.config import reader
+from tfrl.algorithms.registry import reader
 from tfrl.ops import augment
 from tfrl.ops.graph import graph
 from tfrl.run import rng
@@ -146,6 +146,7 @@ def test_one_step_equals_adam_on_the_oracles_gradient(make, name):
         np.testing.assert_allclose(learner.weights()[key], weight - step, rtol=0, atol=config.lr * 2e-3)
 
 
+@pytest.mark.long
 def test_each_pass_augments_differently(make):
     """The weights do not change, so the regularisers are means over two passes of the oracle."""
     config = small(lr=1e-30, num_minibatches=1, epochs=2)
@@ -254,6 +255,7 @@ def test_the_results_count_the_updates_of_each_augmentation(tmp_path):
     assert results(config.run_dir)["augmentations"] == expected and sum(expected.values()) == 8
 
 
+@pytest.mark.long
 def test_start_from_takes_the_weights_and_not_the_bandit(make, five_updates):
     learner, fresh = five_updates(0).learner, make(small(augment="ucb", lr=1e-3))
     weights = learner.weights()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import UserError
 
 FLAGS = "--num-envs 8 --num-steps 16 --num-minibatches 2 --epochs 2 --precision float32 --eval-episodes 2"
@@ -76,9 +76,9 @@ def test_features_are_dropped_by_the_noise_of_env_and_step(tmp_path):
 def test_evaluations_drop_nothing(tmp_path):
     learner = learners.make(parse(tmp_path, "catch", "--dropout", "0.5"))
     observations = np.random.default_rng(0).integers(0, 256, (6, 10, 5, 1), dtype=np.uint8)
-    greedy = [learner.agent.acting.choose(observations) for _ in range(2)]
+    greedy = [learner.agent.acting.act(observations) for _ in range(2)]
     plain = learners.make(parse(tmp_path, "catch"))
-    np.testing.assert_array_equal(greedy[0], plain.agent.acting.choose(observations))
+    np.testing.assert_array_equal(greedy[0], plain.agent.acting.act(observations))
     np.testing.assert_array_equal(*greedy)
     for one in (learner, plain):
         one.close()

@@ -129,8 +129,10 @@ def off_policy(learner):
     [
         {"max_grad_norm": 100.0, "vtrace_lambda": 1.0},
         {"max_grad_norm": 0.05, "rho_bar": 1.2, "c_bar": 0.8, "lr_schedule": "linear", "num_steps": 10},
-        {"optimizer": "rmsprop", "adam_epsilon": 1e-3, "max_grad_norm": 100.0},
-        pytest.param({"optimizer": "sgd", "max_grad_norm": 100.0}, marks=pytest.mark.long),
+        *(
+            pytest.param({"optimizer": name, "max_grad_norm": 100.0, **more}, marks=pytest.mark.long)
+            for name, more in (("rmsprop", {"adam_epsilon": 1e-3}), ("sgd", {}))
+        ),
     ],
 )
 def test_one_step_equals_a_float64_computation(learner, changes):
@@ -199,7 +201,7 @@ def test_a_nan_ends_the_run(learner):
 # Lockstep
 
 
-@pytest.mark.parametrize("lag", [0, 1, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("lag", [1, *(pytest.param(n, marks=pytest.mark.long) for n in (0, 3))])
 def test_each_rollout_is_collected_with_weights_that_are_lag_updates_old(learner, lag):
     config = small(lag=lag, lr=1e-2)
     one = learner(config)
@@ -219,6 +221,7 @@ def test_each_rollout_is_collected_with_weights_that_are_lag_updates_old(learner
     collector.close()
 
 
+@pytest.mark.long
 def test_without_lag_the_first_ratio_is_1(learner):
     one = learner(small(lag=0, num_minibatches=1, lr=1e-2))
     for _, metrics, _ in run(one, 3):
@@ -260,6 +263,7 @@ def test_a_restored_learner_continues_bit_for_bit(learner, lag, at):
     assert len({key.split("/")[1] for key in state.learner if key.startswith("acting/")}) == min(lag, at)
 
 
+@pytest.mark.long
 def test_a_slow_learner_does_not_increase_the_lag(learner):
     one = learner(small(lag=2, num_envs=8))
     run(one, 2)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tensorflow.python.eager import context  # nothing public tells which operations run
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.algorithms.dqn import DQNAgent
 from tfrl.experience.replay import Batch
 from tfrl.workers import strategy
@@ -48,6 +48,7 @@ def test_rollout_steps_use_one_gradient_of_max_pooling(small, learner, operation
     assert not within_loops(operations(functools.partial(agent.agent.update, rollout, 0)))
 
 
+@pytest.mark.long
 def test_replay_steps_use_one_gradient_of_max_pooling(operations):
     flags = ["--env", "catch", "--torso", "impala", "--num-envs", "1", "--batch-size", "8"]
     config = settings.reader("dqn").parse(flags)
@@ -65,6 +66,5 @@ def test_replay_steps_use_one_gradient_of_max_pooling(operations):
         rows=np.zeros(shape, np.int64),
     )
     noise = np.zeros((*shape, agent.update_noise), np.float32)
-    prepared = agent.prepare(batch, noise, steps_done=0, count=2, iteration=0)
-    step = functools.partial(agent.begin_gradient_steps, prepared)
+    step = functools.partial(agent.begin_gradient_steps, batch, noise, steps_done=0, count=2, iteration=0)
     assert not within_loops(operations(step))

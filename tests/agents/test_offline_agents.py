@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from recordings import write
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.workers import strategy
 from tfrl.workers.data_parallel import TARGET
 

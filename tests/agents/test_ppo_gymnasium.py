@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from learners import Present
 
-from tfrl.config import reader
+from tfrl.algorithms.registry import reader
 
 READER = reader("ppo")
 
@@ -73,7 +73,13 @@ def slow_gae(rollout, values, last_values, final_values, gamma, lam):
     return advantages, advantages + values
 
 
-@pytest.mark.parametrize("flags", [(), ("--normalize-advantages", "batch", "--gae-lambda", "0.5")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param((), marks=pytest.mark.long),
+        ("--normalize-advantages", "batch", "--gae-lambda", "0.5"),
+    ],
+)
 def test_advantages_of_a_rollout_whose_episodes_end_or_are_cut_off(learner, flags):
     made = learner(of(LIMITED, "--num-steps", "128", *flags))
     rollout, agent, config = made.collect(), made.agent, of(LIMITED, *flags)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from made_envs import made
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.experience.episodes import level_spec, play
 from tfrl.experience.memory import Memory
 
@@ -104,12 +104,13 @@ def test_training_uses_the_recurrent_states_of_the_rollout(tmp_path, flags):
         rollout.memory[:, 12:] += 0.1
         worse = learner.agent.update(rollout, 0)["train/first_ratio_error"]
         assert worse > 1e-3
-    assert rollout.first.any() and learner.agent.network.fits_arrays is False
+    assert rollout.first.any() and learner.agent.acting.numpy_policy is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "memory",
-    [("lstm", "--memory-size", "16"), pytest.param(("none",), marks=pytest.mark.long)],
+    [("lstm", "--memory-size", "16"), ("none",)],
     ids=lambda memory: memory[0],
 )
 def test_a_sign_is_remembered_for_ten_steps(tmp_path, memory):

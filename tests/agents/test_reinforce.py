@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.algorithms.reinforce import ReinforceAgent
 from tfrl.envs.registry import make
 from tfrl.envs.spec import EnvSpec
@@ -26,7 +26,7 @@ def made_episodes(agent, generator):
     playing = np.arange(T)[:, None] < np.array(LENGTHS)
     observations = generator.normal(size=(T, N, 4)).astype(np.float32)
     noise = np.stack([agent.draw_training_noise(generator, T) for _ in range(N)], axis=1)
-    acted = [agent.act(observations[t], noise[t]) for t in range(T)]
+    acted = [agent.sample(observations[t], noise[t]) for t in range(T)]
     rewards = np.where(playing, generator.normal(size=(T, N)), 0).astype(np.float32)
     actions, log_probs = (np.stack(x) for x in zip(*acted, strict=True))
     return EpisodeBatch(observations, actions, noise, log_probs, rewards, playing, np.ones(N, bool))
@@ -62,7 +62,11 @@ def flat(agent):
 
 @pytest.mark.parametrize(
     "flags",
-    [(), ("--dropout", "0.6"), ("--optimizer", "rmsprop", "--reward-scale", "2", "--reward-shift", "1.5")],
+    [
+        pytest.param((), marks=pytest.mark.long),
+        ("--dropout", "0.6"),
+        ("--optimizer", "rmsprop", "--reward-scale", "2", "--reward-shift", "1.5"),
+    ],
 )
 def test_a_step_equals_the_optimizer_on_the_slow_losss_gradient(flags):
     config, agent = make_agent(*flags, "--entropy-coef", "0.02", "--adam-epsilon", "1e-3")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from processes import train_here
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.experience.replay import Batch
 from tfrl.workers import strategy
 
@@ -168,12 +168,11 @@ def run(algorithm, flags, observation_size, actions, step):
     slow = Slow(agent, generator, config.optimizer)
     batch, noise = make_batch(agent, generator, observation_size, actions)
     # In two calls: what is due every so many steps does not hang on how many a call takes.
-    prepared = agent.prepare(batch, noise, steps_done=0, count=1, iteration=0)
-    first, once = agent.begin_gradient_steps(prepared)()
+    first, _, once = agent.begin_gradient_steps(batch, noise, steps_done=0, count=1, iteration=0).wait()
     later = Batch(*(np.roll(x, -1, axis=0) for x in batch))
     noise_of_later = np.roll(noise, -1, axis=0)
-    prepared = agent.prepare(later, noise_of_later, steps_done=1, count=K - 1, iteration=0)
-    more, rest = agent.begin_gradient_steps(prepared)()
+    pending = agent.begin_gradient_steps(later, noise_of_later, steps_done=1, count=K - 1, iteration=0)
+    more, _, rest = pending.wait()
     errors = np.concatenate([once, rest])
     found = [step(slow, config, rows_of(batch, noise, k), k + 1) for k in range(K)]
     np.testing.assert_allclose(errors.reshape(K, ROWS), found, rtol=1e-4, atol=2e-5)
@@ -210,8 +209,8 @@ def test_unused_batches_change_nothing():
     for one, size in ((agent, K), (of_two, 2), (agent, K)):
         one.set_state(before)
         some = Batch(*(x[:size] for x in batch))
-        prepared = one.prepare(some, noise[:size], steps_done=0, count=2, iteration=0)
-        _, errors = one.begin_gradient_steps(prepared)()
+        pending = one.begin_gradient_steps(some, noise[:size], steps_done=0, count=2, iteration=0)
+        errors = pending.wait().errors
         assert errors.shape == (2, ENVS, EACH)
         found.append(one.get_state() | {"errors": errors})
     for name, value in found[0].items():
@@ -295,6 +294,7 @@ def test_ddpg_with_each_optimizer_equals_a_slow_reference(optimizer):
     run("ddpg", flags, 3, 0, deterministic(["critic1"], 1, False))
 
 
+@pytest.mark.long
 def test_td3_with_huber_loss_equals_a_slow_reference():
     step = deterministic(["critic1", "critic2"], 2, True, delta=0.5)
     run("td3", [*DETERMINISTIC, "--huber-delta", "0.5"], 3, 0, step)
@@ -317,7 +317,9 @@ def tanh_normal(parameters, noise):
     return np.tanh(z), log_prob.sum(1)
 
 
-@pytest.mark.parametrize(("alpha", "target_every", "delta"), [(None, 1, None), (0.3, 2, 0.5)])
+@pytest.mark.parametrize(
+    ("alpha", "target_every", "delta"), [(None, 1, None), pytest.param(0.3, 2, 0.5, marks=pytest.mark.long)]
+)
 def test_sac_equals_a_slow_reference(alpha, target_every, delta):
     critics = ["critic1", "critic2"]
 
@@ -422,7 +424,12 @@ def test_a_run_of_discrete_sac_warns_of_a_temperature_that_grows_without_end(tmp
 
 
 @pytest.mark.parametrize(
-    "algorithm, env", [("dqn", "CartPole-v1"), ("td3", "Pendulum-v1"), ("sac", "Pendulum-v1")]
+    "algorithm, env",
+    [
+        ("dqn", "CartPole-v1"),
+        pytest.param("td3", "Pendulum-v1", marks=pytest.mark.long),
+        ("sac", "Pendulum-v1"),
+    ],
 )
 def test_numpy_acts_as_tensorflow_does(algorithm, env):
     config, agent = make_agent(algorithm, "--env", env, "--preset", "default")
@@ -431,17 +438,17 @@ def test_numpy_acts_as_tensorflow_does(algorithm, env):
     observations = generator.normal(size=(200, 4 if algorithm == "dqn" else 3)).astype(np.float32)
     noise, acting = agent.network.draw_noise(generator, 200), agent.acting
     rows = acting.draw(5000 // config.iteration_steps, range(200))[0]
-    assert acting.numpy_can_act and not rows[0, -1]
-    ways = [lambda: acting.explore(observations, rows), lambda: acting.choose(observations, noise)]
-    ways.append(lambda: acting.choose(observations))
+    assert acting.numpy_policy is not None and not rows[0, -1]
+    ways = [lambda: acting.explore(observations, rows), lambda: acting.act(observations, noise)]
+    ways.append(lambda: acting.act(observations))
     fast = [way() for way in ways]
-    agent.acting.numpy_can_act = False
+    policy, acting.numpy_policy = acting.numpy_policy, None
     slow = [way() for way in ways]
-    agent.acting.numpy_can_act = True
+    acting.numpy_policy = policy
     for mine, theirs in zip(fast, slow, strict=True):
         assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
-    alone = np.concatenate([acting.choose(observations[i : i + 1]) for i in range(200)])
+    alone = np.concatenate([acting.act(observations[i : i + 1]) for i in range(200)])
     np.testing.assert_array_equal(alone, fast[2])
 
 
@@ -451,8 +458,8 @@ def test_exploration_adds_noise_of_the_chosen_deviation():
     generator = np.random.default_rng(4)
     observations = generator.normal(size=(64, 3)).astype(np.float32)
     noise = np.linspace(-5, 5, 64, dtype=np.float32)[:, None]
-    best = agent.acting.choose(observations)
-    found = agent.acting.choose(observations, noise)
+    best = agent.acting.act(observations)
+    found = agent.acting.act(observations, noise)
     np.testing.assert_allclose(found, np.clip(best + 0.3 * noise, -1, 1), atol=1e-6)
     assert (np.abs(found) < 1).sum() > 20 and (np.abs(found) == 1).sum() > 10
 
@@ -460,13 +467,13 @@ def test_exploration_adds_noise_of_the_chosen_deviation():
 def test_numpy_does_not_act_for_a_network_of_bfloat16():
     """NumPy acts in float32, which would not be the policy that is exported and evaluated."""
     _, agent = make_agent.__wrapped__("sac", "--env", "Pendulum-v1", "--precision", "bfloat16")
-    assert not agent.acting.numpy_can_act
+    assert agent.acting.numpy_policy is None
 
 
 def test_autograph_rewrites_the_loop_over_gradient_steps_and_little_else(converted):
     """AutoGraph would take longer than all other work of TensorFlow in a process's first call."""
     _, agent = make_agent.__wrapped__("sac", "--env", "Pendulum-v1")
     batch, noise = make_batch(agent, np.random.default_rng(3), 3, None)
-    agent.begin_gradient_steps(agent.prepare(batch, noise, steps_done=0, count=K, iteration=0))()
+    agent.begin_gradient_steps(batch, noise, steps_done=0, count=K, iteration=0).wait()
     assert "ReplayAgent._take_steps" in converted and "ReplayAgent._gradient_step" not in converted
     assert len({*converted}) < 8, converted

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrl.config import reader
+from tfrl.algorithms.registry import reader
 from tfrl.envs.spec import ArraySpec
 from tfrl.experience.rollout import Rollout
 from tfrl.run import rng
@@ -29,10 +29,10 @@ def said(agent, observations, noise):
         action=agent.network.distribution.action_spec,
     )
     rollout.observations[:, 0] = observations
-    rollout.actions[:, 0], extras = agent.act(observations[None], noise[None])
+    rollout.actions[:, 0], extras = agent.acting.sample(observations[None], noise[None])
     for name, values in extras.items():
         rollout.extras[name] = values[:, None]
-    agent.complete(rollout)
+    agent.acting.complete(rollout)
     return rollout.actions[0, 0], {name: array[0, 0] for name, array in rollout.extras.items()}
 
 
@@ -67,12 +67,18 @@ def test_1_2_and_4_replicas_give_equal_results(tmp_path, flags):
             np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("share", ["--share-torso", "--no-share-torso"])
 @pytest.mark.parametrize(
-    "activation",
-    ["tanh", "relu,elu", "silu,tanh", "sigmoid,leaky_relu", "selu,softplus", "softsign,relu6", "gelu,mish"],
+    ("env", "share", "activation"),
+    [
+        ("CartPole-v1", "--share-torso", "tanh"),
+        ("CartPole-v1", "--no-share-torso", "relu,elu"),
+        ("CartPole-v1", "--share-torso", "silu,tanh"),
+        ("CartPole-v1", "--no-share-torso", "sigmoid,leaky_relu"),
+        ("Pendulum-v1", "--share-torso", "selu,softplus"),
+        ("Pendulum-v1", "--no-share-torso", "softsign,relu6"),
+        ("Pendulum-v1", "--no-share-torso", "gelu,mish"),
+    ],
 )
-@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_numpy_acts_as_tensorflow_does(tmp_path, env, activation, share):
     agent = make(tmp_path, "--env", env, *SHORT, "--activation", activation, share).agent
     network, generator = agent.network, np.random.default_rng(0)
@@ -89,8 +95,8 @@ def test_numpy_acts_as_tensorflow_does(tmp_path, env, activation, share):
     log_probs = policy.log_prob(tf.constant(actions))
     np.testing.assert_allclose(extras["log_prob"], log_probs, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(extras["value"], values, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(agent.acting.choose(observations, noise), actions)
-    np.testing.assert_allclose(agent.acting.choose(observations), policy.mode(), atol=1e-5)
+    np.testing.assert_array_equal(agent.acting.act(observations, noise), actions)
+    np.testing.assert_allclose(agent.acting.act(observations), policy.mode(), atol=1e-5)
     assert actions.dtype == policy.sample(drawn).dtype.as_numpy_dtype
 
 
@@ -99,7 +105,8 @@ def passes(agent):
     forward = tf.function(agent.network.forward_pass(on_gpu=False, at_once=2))
     yield lambda x: [y.numpy() for y in forward(agent.learning.weights(), tf.constant(x))]
     vectors = agent.learning.vectors()
-    parameters, values = agent.network.array_pass(vectors), agent.network.array_values(vectors)
+    policy = agent.acting.numpy_policy
+    parameters, values = policy.outputs(vectors), policy.values(vectors)
     yield lambda x: [parameters(x), values(x)]
 
 

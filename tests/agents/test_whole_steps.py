@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.config.run import RLSettings
 from tfrl.experience.replay import Batch
 from tfrl.networks.network import Packing
@@ -69,10 +69,10 @@ def test_one_program_equals_steps_in_parts_bit_for_bit(monkeypatch, algorithm, m
     batch, noise = batches(whole, algorithm)
     for first, count in ((0, K), (K, 1)):
         results = [
-            a.begin_gradient_steps(a.prepare(batch, noise, steps_done=first, count=count, iteration=0))()
+            a.begin_gradient_steps(batch, noise, steps_done=first, count=count, iteration=0).wait()
             for a in (whole, in_parts)
         ]
-        (metrics, errors), (expected_metrics, expected_errors) = results
+        (metrics, _, errors), (expected_metrics, _, expected_errors) = results
         close(metrics, expected_metrics)
         np.testing.assert_allclose(errors, expected_errors, rtol=1e-3, atol=1e-4)
         close(whole.get_state(), in_parts.get_state())

@@ -21,7 +21,7 @@ from benchmarks import (
     speed,
     throughput,
 )
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import TrainingError
 
 
@@ -30,9 +30,11 @@ from tfrl.cli.errors import TrainingError
     [
         ("learning_procgen", ["--envs", "fruitbot,catch"], "no curve of catch was published"),
         ("learning_procgen", ["--envs", "nosuch"], "there is no env 'nosuch'"),
-        ("learning_procgen", ["--total-steps", "1e3"], "--total-steps must be at least one update"),
+        ("learning_procgen", ["--total-steps", "0"], "--total-steps must be at least 1"),
         ("learning_procgen", ["--seeds", "1,x"], "--seeds must be a whole number; got 'x'"),
         ("learning_procgen", ["--seeds", "3..1"], "--seeds 3..1 has no seed"),
+        ("learning_offline", ["--algorithms", "bc,sac"], "--algorithms must be of bc, iql, td3_bc, cql"),
+        ("weights", ["--only", "ppo,nothing"], "there is no run nothing"),
         ("learning_procgen", ["--plot", "nowhere/curve.png"], "nowhere is no folder to write in"),
         (
             "learning_procgen",

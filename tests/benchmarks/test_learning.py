@@ -9,7 +9,7 @@ from made_runs import make_run
 from processes import Answer, assert_refused, script
 
 from benchmarks import command, continuous_control, learning_gymnasium, learning_procgen, training
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.envs import published

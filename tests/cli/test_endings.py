@@ -87,10 +87,10 @@ def test_a_signal_waits_for_the_end_of_an_import_also_where_another_thread_takes
     """NumPy's threads may take the signal; TensorFlow's import may swallow an exception."""
     body = f"""
     import os, signal, threading, time
-    from tfrl.cli import signals
+    from tfrl.cli import endings
     threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
-    with signals.held_back():
-        with signals.held_back():
+    with endings.held_back():
+        with endings.held_back():
             try:
                 os.kill(os.getpid(), signal.{name})
                 time.sleep(0.2)

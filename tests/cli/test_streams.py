@@ -9,12 +9,12 @@ from processes import ROOT
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from tfrl.cli.endings import run
+from tfrl.cli.endings import OURS, run
 from tfrl.cli.errors import PeerError, TrainingError
 from tfrl.cli.streams import native_log, quiet_start
 
 def main(arguments):
-    with native_log(Path(arguments[0])):
+    with native_log(Path(arguments[0]), of_command=OURS.of_command):
         os.write(2, b"I0000 00:00:1 1 a.cc:1] said in passing\\n")
         os.write(2, b"E0000 00:00:1 1 b.cc:1] from C++\\n")
         print("from Python", file=sys.stderr)

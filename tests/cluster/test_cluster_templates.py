@@ -15,8 +15,8 @@ from recipes import CLUSTER, ROOT, configs_of, run, write_tool
 
 from cluster import launch
 from cluster import tf_config as tf_config_command
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import UserError
-from tfrl.config import reader
 from tfrl.workers import tf_config
 
 pytestmark = pytest.mark.promise
@@ -116,7 +116,7 @@ def test_two_workers_train_from_the_template_of_one_machine(tmp_path):
         (["--template", "tree-machines", "--index", "0"], "four-machines"),
         (["--template", "two-machines", "--hosts", "a:1", "--index", "0"], "2 training processes"),
         (["--template", "two-machines"], "--index"),
-        (["--template", "four-machines", "--index", "4"], "index 0 to 3"),
+        (["--template", "four-machines", "--index", "4"], "--index is '4'; it must be 0 to 3, or"),
     ],
 )
 def test_wrong_flags_of_a_template_are_refused(flags, part):

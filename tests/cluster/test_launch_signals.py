@@ -19,9 +19,9 @@ from cluster.launch import AGENT
 
 # Saves as a trainer does: for a second, and a second request before that ends it without.
 SAVES = """
-from tfrl.cli import signals
-from tfrl.run.stop import StopRequest
-signals.OURS.of_command = True
+from tfrl.cli import endings
+from tfrl.cli.endings import StopRequest
+endings.OURS.of_command = True
 stop = StopRequest(pathlib.Path("no such folder"))
 with stop.listening(lambda name: note(f"saves for {name}"), lambda: note("lost")):
     note("ready")

@@ -25,12 +25,13 @@ import tfrl
 from tfrl import evaluate, record
 from tfrl.algorithms.acting import SavedPolicy
 from tfrl.algorithms.ppo import Config
+from tfrl.algorithms.registry import reader
+from tfrl.algorithms.runs import find_policy, of_run
 from tfrl.cli.errors import UserError
-from tfrl.config import of_run, reader
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.episodes import level_spec, play
-from tfrl.networks.weights import find_policy, keep_best
+from tfrl.networks.weights import keep_best
 from tfrl.reporting import video
 from tfrl.run.checkpoint import CheckpointStore, State
 from tfrl.run.folder import BEST_FILE

@@ -8,9 +8,9 @@ import tensorflow  # noqa: F401 - conftest.py then splits the CPU
 from processes import Training, learned, results, rows, train, train_here
 from worker_pair import run_workers
 
-from tfrl import config as settings
+from tfrl.algorithms import runs as settings
+from tfrl.algorithms.runs import find_policy
 from tfrl.cli.errors import UserError
-from tfrl.networks.weights import find_policy
 from tfrl.reporting import runs
 from tfrl.run.folder import BEST_FILE
 from tfrl.training import callbacks as evaluator

@@ -16,9 +16,9 @@ from made_runs import make_run
 from PIL import Image
 
 from resnet import config as supervised
-from tfrl import config as settings
 from tfrl import report
 from tfrl.algorithms import ppo
+from tfrl.algorithms import runs as settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
 from tfrl.envs.registry import games
@@ -83,6 +83,16 @@ def test_runs_with_the_same_settings_share_a_column(page):
     assert re.findall("<th>(.*?)</th>", header) == ["lr 0.0005", "lr 0.001"]
     assert not {"--env", "--seed", "--run-name"} & set(re.findall("<td>(--.*?)</td>", page))
     assert "<td>fruitbot-seed1-0.001</td><td>ppo</td><td>fruitbot</td><td>1</td>" in page
+
+
+def test_runs_that_differ_in_no_hyperparameter_have_a_column_each(tmp_path):
+    for seed, device in ((1, "auto"), (2, "cpu")):
+        make_run(tmp_path, seed=seed, total_steps=40_000, device=device)
+    assert report.main([str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text()
+    (header,) = re.findall("<th>setting</th>(.*?)</tr>.*<summary>", page)
+    assert re.findall("<th>(.*?)</th>", header) == ["fruitbot-seed1-auto", "fruitbot-seed2-cpu"]
+    assert "<td>--device</td><td>auto</td><td>cpu</td>" in page
 
 
 def test_one_run_gets_its_own_folder(tmp_path, monkeypatch):

@@ -41,14 +41,14 @@ def stop_after(folder, flags, env_steps, how, delay=0.0):
     return training.end()
 
 
-def stop_by_file(folder, flags):
-    """Continues the run in this process; a stop file ends it after one update."""
+def stop_here(folder, flags, ask):
+    """Continues the run in this process, which calls `ask`: the run ends after one update."""
     from tfrl.training.on_policy import OnPolicyLearner
 
     update = OnPolicyLearner.update
 
     def stopping(learner):
-        (folder / "stop").touch()
+        ask()
         return update(learner)
 
     with mock.patch.object(OnPolicyLearner, "update", stopping):
@@ -65,13 +65,13 @@ def stopped(tmp_path_factory):
     said["SIGKILL"] = stop_after(folder, CATCH, kill_at, signal.SIGKILL, moment.uniform(0, 0.3))
     said["killed at"] = steps_done(folder)
     following = said["killed at"] + CATCH_UPDATE
-    said["SIGINT"] = stop_after(folder, CATCH, following, signal.SIGINT)
-    said["SIGTERM"] = stop_after(folder, CATCH, steps_done(folder) + CATCH_UPDATE, signal.SIGTERM)
+    said["SIGTERM"] = stop_after(folder, CATCH, following, signal.SIGTERM)
+    said["SIGINT"] = stop_here(folder, CATCH, lambda: signal.raise_signal(signal.SIGINT))
     newest = max((folder / "checkpoints").iterdir())
     whole = (newest / "learner.npz").read_bytes()
     (newest / "learner.npz").write_bytes(whole[: len(whole) // 2])
     said["damaged"] = newest.name
-    said["stop file"] = stop_by_file(folder, CATCH)
+    said["stop file"] = stop_here(folder, CATCH, (folder / "stop").touch)
     said["total"] = steps_done(folder)  # to be evaluated and exported, without another update
     said["end"] = train_here(folder, *CATCH, "--total-steps", said["total"])
     return said
@@ -92,7 +92,7 @@ def unbroken(stopped, tmp_path_factory):
 
 def test_the_same_command_resumes_a_killed_run(stopped):
     assert stopped["SIGKILL"][0] == -signal.SIGKILL
-    code, stdout, stderr = stopped["SIGINT"]
+    code, stdout, stderr = stopped["SIGTERM"]
     assert "continues at" in stdout
 
 

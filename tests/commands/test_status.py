@@ -6,9 +6,11 @@ import pytest
 from made_runs import make_run
 
 from tfrl import status
-from tfrl.cli.errors import UserError
+from tfrl.algorithms.runs import of_run, reader
+from tfrl.cli.errors import TrainingError, UserError
 from tfrl.reporting import runs
-from tfrl.run.folder import LEFT_FILE, locked
+from tfrl.run.checkpoint import CheckpointStore, State
+from tfrl.run.folder import LEFT_FILE, locked, take_run
 
 
 def test_the_state_of_a_run_is_that_of_its_files_and_its_lock(tmp_path):
@@ -87,3 +89,30 @@ def test_folders_inside_a_run_are_not_listed(tmp_path, capsys):
     (kept / "config.yaml").write_text((kept.parents[1] / "config.yaml").read_text())
     assert status.main([str(tmp_path)]) == 0
     assert capsys.readouterr().out.count("fruitbot-seed1") == 1
+
+
+def test_a_failed_run_is_named_with_its_reason_until_its_next_start(tmp_path):
+    run = make_run(tmp_path, total_steps=40_000, updates=1, finished=False)
+    config, read = of_run(run), reader("ppo").from_yaml
+    with pytest.raises(TrainingError), take_run(config, None, read):
+        raise TrainingError("the loss is\nnot a number")
+    assert status.row(runs.load(run))[0] == "failed: the loss is not a number"
+    with take_run(config, None, read):
+        pass
+    assert status.row(runs.load(run))[0] == "not running"
+
+
+def test_a_run_that_was_stopped_before_its_first_row_has_the_steps_of_its_checkpoint(tmp_path):
+    run = make_run(tmp_path, total_steps=40_000, updates=1, finished=False)
+    header = (run / "progress.csv").read_text().splitlines(keepends=True)[0]
+    (run / "progress.csv").write_text(header)
+    CheckpointStore(run / "checkpoints", keep=1).save(1, State({}, [{}]), env_steps=10_000)
+    assert status.row(runs.load(run))[1:3] == ["10,000", "20%"]
+
+
+def test_in_a_pipe_each_run_is_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    name = "a-long-name-of-a-run-" * 8
+    make_run(tmp_path, total_steps=40_000, run_name=name)
+    assert status.main([str(tmp_path)]) == 0
+    assert f"{name} done  " in capsys.readouterr().out

@@ -10,8 +10,8 @@ from learners import build_actor_critic
 from made_runs import COLUMNS
 from processes import Answer, assert_refused, results, rows, train, train_here
 
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import TrainingError
-from tfrl.config import reader
 from tfrl.envs.registry import make
 from tfrl.envs.spec import EnvSpec
 from tfrl.run.folder import weights_sha256

@@ -9,9 +9,10 @@ import pytest
 from processes import ROOT
 from refusals import refusal
 
+from tfrl.algorithms.registry import ALGORITHMS, reader
+from tfrl.algorithms.runs import from_yaml
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import to_yaml
-from tfrl.config import ALGORITHMS, from_yaml, reader
+from tfrl.cli.settings import preset_files, to_yaml
 from tfrl.config.distributed import how_to_install_ray
 from tfrl.run.folder import as_it_began, check_run
 
@@ -27,7 +28,7 @@ def test_an_env_gets_a_preset_that_the_algorithm_has_or_a_sentence(algorithm, en
     except UserError as error:
         assert env in str(error)
     else:
-        assert found.env == env and found.preset in reader(algorithm).kind.presets
+        assert found.env == env and found.preset in preset_files(type(found))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

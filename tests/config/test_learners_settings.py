@@ -5,7 +5,7 @@ import json
 import pytest
 from processes import Answer, assert_refused
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import UserError
 from tfrl.config import distributed
 

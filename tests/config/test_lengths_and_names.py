@@ -9,7 +9,8 @@ import pytest
 from refusals import refusal
 
 from tfrl.__main__ import COMMANDS
-from tfrl.config import ALGORITHMS, reader
+from tfrl.algorithms.registry import ALGORITHMS, reader
+from tfrl.cli.settings import read_preset
 from tfrl.config.distributed import check_ray
 from tfrl.config.run import ACTIVATIONS
 from tfrl.envs import making as ids
@@ -85,7 +86,7 @@ def test_no_default_needs_ray(monkeypatch):
     tutorial = reader("reinforce").parse(["--preset", "tutorial"])
     with pytest.raises(Exception, match="--observers 2 needs Ray.*or give --observers 0"):
         check_ray(tutorial)
-    assert "must be installed" in tutorial.preset_summaries["tutorial"]
+    assert "must be installed" in read_preset(type(tutorial), "tutorial").summary
 
 
 @pytest.mark.parametrize(

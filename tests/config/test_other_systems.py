@@ -4,8 +4,8 @@ import pytest
 from refusals import refusal
 
 import tfrl
+from tfrl.algorithms.registry import ALGORITHMS, reader
 from tfrl.cli import other_systems
-from tfrl.config import ALGORITHMS, reader
 
 JOYRL = """
 general_cfg:

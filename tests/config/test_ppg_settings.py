@@ -4,7 +4,7 @@ import pytest
 from processes import Answer, assert_refused
 from refusals import refusal
 
-from tfrl.config import reader
+from tfrl.algorithms.registry import reader
 from tfrl.workers import strategy
 
 

@@ -7,10 +7,9 @@ import pytest
 from refusals import refusal
 
 from resnet import config as supervised
-from tfrl import config as settings
-from tfrl.algorithms.ppo import PRESETS
+from tfrl.algorithms import runs as settings
+from tfrl.algorithms.registry import ALGORITHMS, reader
 from tfrl.cli.settings import to_yaml
-from tfrl.config import reader
 
 READER = reader("ppo")
 parse = reader("ppo_procgen").parse
@@ -30,7 +29,7 @@ def test_an_env_of_vectors_takes_its_own_preset():
         {"hidden": (64, 64), "activation": ("tanh", "tanh")},
     )
     assert config.normalize_observations and config.level_sets == ("test",) and not config.has_unseen_levels
-    for name, value in PRESETS["gymnasium"].items():
+    for name, value in reader("ppo").changes_of("gymnasium").items():
         assert getattr(config, name) == value or name == "torso"
     assert parse(["--env", "CartPole-v1"]) == config, "whichever command it is"
 
@@ -211,7 +210,7 @@ def test_a_file_of_another_trainer_is_refused(tmp_path):
         assert refusal(parse, ["--config", str(path)]) == sentence
     assert settings.from_yaml(path) == supervised.Config().complete()
     path.write_text("algorithm: nothing\n")
-    known = f"there is no algorithm 'nothing'; known: ppo_procgen, {', '.join(settings.ALGORITHMS)}, resnet."
+    known = f"there is no algorithm 'nothing'; known: ppo_procgen, {', '.join(ALGORITHMS)}, resnet."
     assert refusal(settings.from_yaml, path) == known
 
 
@@ -228,7 +227,7 @@ def test_a_file_without_an_algorithm_is_read_as_ppos(tmp_path):
 def test_a_gymnasium_env_is_known_without_tensorflow():
     program = """
 import sys
-from tfrl.config import reader
+from tfrl.algorithms.registry import ALGORITHMS, reader
 reader("ppo").parse(["--env", "InvertedDoublePendulum-v5"])
 print(*sys.modules)
 """
@@ -242,3 +241,8 @@ def test_anneal_lr_is_the_linear_schedule_also_in_a_file(tmp_path):
     for flags in ("--config {0} --lr-schedule cosine", "--lr-schedule cosine --config {0}"):
         words = flags.format(tmp_path / "both.yaml").split()
         assert "--anneal-lr means --lr-schedule linear" in refusal(ppo, " ".join(words))
+
+
+def test_a_length_below_one_update_is_rounded_up_as_others_are():
+    config = reader("ppo").parse(["--env", "CartPole-v1", "--total-steps", "10"])
+    assert (config.num_updates, config.run_steps) == (1, config.num_envs * config.num_steps)

@@ -12,11 +12,10 @@ from refusals import refusal
 
 import resnet.config
 from tfrl import __main__ as overview
-from tfrl import config
-from tfrl.algorithms.ppo import PRESETS, Config
+from tfrl.algorithms.ppo import Config
+from tfrl.algorithms.registry import ALGORITHMS, reader
 from tfrl.cli import endings
-from tfrl.cli.settings import to_yaml
-from tfrl.config import reader
+from tfrl.cli.settings import preset_files, to_yaml
 from tfrl.envs import registry
 from tfrl.experience.rollout import check_memory
 
@@ -91,11 +90,11 @@ def test_each_flag_sets_its_field(argv, name, value):
     assert got == value and type(got) is type(value)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", preset_files(Config))
 def test_every_preset_is_valid_and_sets_what_it_says(preset):
     of_vectors = preset in ("gymnasium", "torchrl", "cleanrl")
     config = (READER if of_vectors else PROCGEN_READER).parse(["--preset", preset])
-    for name, value in PRESETS[preset].items():
+    for name, value in READER.changes_of(preset).items():
         assert getattr(config, name) == (value if value != "auto" else "mlp")
 
 
@@ -157,18 +156,18 @@ def test_yaml_round_trip(tmp_path, argv):
     assert parse(["--config", path]) == config
 
 
-@pytest.mark.parametrize("algorithm", [*config.ALGORITHMS, "resnet"])
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "resnet"])
 def test_a_settings_file_has_help_as_comments_and_is_read_back_unchanged(tmp_path, algorithm):
-    reader = resnet.config.READER if algorithm == "resnet" else config.reader(algorithm)
+    of = reader(algorithm)
     env = (
         ["--env", "Pendulum-v1"] if algorithm in ("bc", "iql", "td3_bc", "cql") else []
     )  # their sets name it
-    settings = reader.parse(["--run-name", "007 # not: a comment", *env])
+    settings = of.parse(["--run-name", "007 # not: a comment", *env])
     text = to_yaml(settings)
     path = settings_file(tmp_path, text)
-    assert reader.from_yaml(path) == settings and reader.parse(["--config", path]) == settings
+    assert of.from_yaml(path) == settings and of.parse(["--config", path]) == settings
     lines = text.replace("'yes':", "yes:").splitlines()  # to YAML, an unquoted `yes` is no text
-    fields = [field.name for field in dataclasses.fields(settings)]
+    fields = [field.name for field in dataclasses.fields(settings) if field.name != "algorithm"]
     assert [line.partition(":")[0] for line in lines if line and line[0] not in "# "][
         -len(fields) :
     ] == fields
@@ -202,7 +201,10 @@ def test_help_shows_the_most_used_settings(capsys):
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert 15 <= len(re.findall(r"^\W*--\w", text, re.MULTILINE)) <= 30 and "--help-all shows all" in text
-    assert all(flag in text for flag in ("--env ", "--total-steps", "--lr", "--seed", "--run-name", *PRESETS))
+    assert all(
+        flag in text
+        for flag in ("--env ", "--total-steps", "--lr", "--seed", "--run-name", *preset_files(Config))
+    )
     assert "--adam-epsilon" not in text and "distribution-mode hard" not in text
 
 
@@ -212,13 +214,14 @@ def test_help_all_lists_every_flag_and_what_the_presets_set(capsys):
     assert ended.value.code == 0
     text = capsys.readouterr().out
     flags = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(Config)]
+    flags.remove("--algorithm")
     for expected in [
         *flags,
         "--config",
         "--print-config",
         "--update-freq",
         "--actor-lr",
-        *PRESETS,
+        *preset_files(Config),
         *registry.env_names(),
     ]:
         assert expected in text
@@ -368,7 +371,7 @@ BAD_FILES = [
     ("clip_value: 1", "must be true or false; got 1."),
     ("env: 5", "must be text; got 5."),
     ("resume: no", "must be one of auto, never, must, restart; got False."),
-    ("preset: [easy]", "must be one of openai-easy"),
+    ("preset: [easy]", "must be one of cleanrl, cookbook"),
     ("gamma: 2", "--gamma must be at least 0 and at most 1; got 2.0."),
     ("env: [", "is not valid YAML (line 1)."),
     ("- a\n- b", "must hold one `name: value` a line."),

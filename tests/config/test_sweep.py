@@ -11,8 +11,8 @@ from processes import ROOT, Answer, assert_refused
 from refusals import refusal
 from rich.console import Console
 
-from tfrl import config as settings
 from tfrl import tune
+from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import TrainingError
 from tfrl.cli.settings import to_yaml
 from tfrl.remote.trials import Outcome, Sampled, plan

@@ -15,8 +15,7 @@ from tfrl.envs import gymnasium as family
 from tfrl.envs import registry
 from tfrl.envs.facts import find_facts
 from tfrl.envs.images import Layout
-from tfrl.envs.making import make_env
-from tfrl.envs.spaces import action_spec
+from tfrl.envs.making import action_spec, make_env
 from tfrl.envs.spec import ArraySpec, Box, Discrete
 
 

@@ -13,9 +13,8 @@ from processes import without_display
 
 from tfrl.envs import callables, facts
 from tfrl.envs.facts import find_facts
-from tfrl.envs.making import make_env
+from tfrl.envs.making import make_env, observation_spec
 from tfrl.envs.registry import reward_threshold
-from tfrl.envs.spaces import observation_spec
 from tfrl.envs.spec import EnvSpec
 
 

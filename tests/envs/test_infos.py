@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tfrl.envs.infos import InfoSums, added, joined
+from tfrl.envs.spec import InfoSums, added, joined
 from tfrl.training.learner import EnvLearner
 
 

@@ -10,7 +10,7 @@ import pytest
 from made_envs import play, vector
 from processes import Answer, Training
 
-from tfrl.cli import signals
+from tfrl.cli import endings
 from tfrl.cli.errors import EnvError
 from tfrl.envs.facts import find_facts
 from tfrl.envs.gymnasium import GymnasiumVec
@@ -138,7 +138,7 @@ def test_faults_in_a_separate_process_are_reported_equally(monkeypatch):
 
 
 def test_a_signal_that_comes_in_a_step_is_no_fault_of_the_env(monkeypatch):
-    monkeypatch.setattr(signals.OURS, "first", 15)
+    monkeypatch.setattr(endings.OURS, "first", 15)
     with pytest.raises(SystemExit):
         find_facts("made_envs:made/step-quits-v0")
 

@@ -12,12 +12,12 @@ from gymnasium import spaces
 from made_envs import play, vector
 from packed_envs import ALONE, PLACES, drawn, named, packed
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import EnvError
 from tfrl.envs import callables, observations, registry
 from tfrl.envs.calls import checked_mask
 from tfrl.envs.facts import find_facts
-from tfrl.envs.spaces import observation_spec
+from tfrl.envs.making import observation_spec
 from tfrl.envs.spec import EnvSpec
 from tfrl.networks.entrance import Entrance, own_torso
 

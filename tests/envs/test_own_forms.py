@@ -16,11 +16,11 @@ from made_envs import vector
 from processes import ROOT
 
 import tfrl
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import EnvError
-from tfrl.config import reader
 from tfrl.envs import registry
 from tfrl.envs.facts import find_facts
-from tfrl.envs.spaces import observation_spec
+from tfrl.envs.making import observation_spec
 from tfrl.envs.spec import EnvSpec
 from tfrl.networks.entrance import Entrance
 
@@ -96,7 +96,7 @@ def test_numbers_beyond_the_bounds_of_an_image_give_a_one_sentence_error():
 
 
 SMALL = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "epochs": 1, "eval_episodes": 4, "seed": 3}
-SMALL |= {"total_steps": 128, "hidden": "8"}
+SMALL |= {"total_steps": 128, "hidden": "8", "eager": True}  # few steps, and tracing takes longer
 
 
 def trained(tmp_path, env, **settings):

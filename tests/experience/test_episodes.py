@@ -5,8 +5,8 @@ import pytest
 from scripted import Acting, scripted, still
 
 from tfrl.algorithms.ppo import Config
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import UserError
-from tfrl.config import reader
 from tfrl.envs import registry
 from tfrl.envs.registry import LEVEL_SETS
 from tfrl.envs.spec import EnvSpec

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from learners import make
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.experience.memory import CorrelatedNoise
 from tfrl.training.off_policy import OffPolicyLearner
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from refusals import refusal
 
-from tfrl.config import reader
+from tfrl.algorithms.registry import reader
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.levels import LevelSampler

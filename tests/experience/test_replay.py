@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from refusals import refusal
 
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import UserError
-from tfrl.config import reader
 from tfrl.envs.spec import ArraySpec, Box, Discrete, Step
 from tfrl.experience.replay import ReplayBuffer, check_memory, in_words, replay_bytes
 from tfrl.run.checkpoint import State

@@ -21,7 +21,7 @@ class Policy:
     def __init__(self, num_actions):
         self.num_actions = num_actions
 
-    def act(self, observations, noise):
+    def sample(self, observations, noise):
         seen = observations.astype(np.int64).sum(axis=(-3, -2, -1))
         actions = (seen + np.floor(noise[..., 0] * self.num_actions).astype(np.int64)) % self.num_actions
         return actions.astype(np.int32), {"drawn": noise, "seen": np.float32(seen)}
@@ -45,7 +45,7 @@ def plain_loop(env, policy, update):
     rows, final = [], {}
     for t in range(STEPS):
         observations = env.observe().observation.copy()
-        actions, extras = policy.act(observations, noise(update)[t])
+        actions, extras = policy.sample(observations, noise(update)[t])
         env.act(actions)
         step = env.observe()
         rows.append((observations, actions, *extras.values(), step.reward, step.first, step.truncated))
@@ -124,9 +124,9 @@ def test_envs_step_in_two_groups_of_two_or_more(each, group):
     seen = []
 
     class Looking(Policy):
-        def act(self, observations, noise):
+        def sample(self, observations, noise):
             seen.append(observations.shape[:2])
-            return super().act(observations, noise)
+            return super().sample(observations, noise)
 
     spec = EnvSpec("catch", num_envs=2 * each, seed=2, num_levels=0)
     collector = Collector(ppo.Config(num_steps=3), spec, range(2 * each), replicas=2)

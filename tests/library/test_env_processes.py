@@ -88,7 +88,14 @@ def test_slow_envs_are_stepped_side_by_side():
 @pytest.mark.parametrize("algorithm", ["ppo", pytest.param("sac", marks=pytest.mark.long)])
 def test_env_processes_give_equal_results(tmp_path, algorithm):
     settings = {
-        "ppo": {"env": "CartPole-v1", "total_steps": 512, "num_envs": 4, "num_steps": 64, "epochs": 1},
+        "ppo": {
+            "env": "CartPole-v1",
+            "total_steps": 512,
+            "num_envs": 4,
+            "num_steps": 64,
+            "epochs": 1,
+            "eager": True,
+        },
         "sac": {"env": "Pendulum-v1", "total_steps": 300, "num_envs": 2, "learning_starts": 100},
     }[algorithm]
     runs = [

@@ -1,5 +1,7 @@
 """Each example runs as a program, in an empty folder."""
 
+import ast
+import re
 import runpy
 import sys
 
@@ -58,3 +60,10 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     assert not [output for output in shown if output.output_type == "error"]
     assert (tmp_path / "logs" / "blind" / "results.json").is_file()
     assert "env: __main__:make_env" in (tmp_path / "logs" / "blind" / "config.yaml").read_text()
+
+
+def test_no_example_imports_tensorflow_before_a_run_does():
+    """Otherwise TensorFlow prints its messages. The imports of functions count only when they run."""
+    for path in (ROOT / "examples").glob("*.py"):
+        found = [ast.unparse(node) for node in ast.parse(path.read_text()).body]
+        assert not [line for line in found if re.match("(import|from) (keras|tensorflow)", line)], path

@@ -19,8 +19,9 @@ from processes import ROOT
 
 import tfrl
 from tfrl.algorithms import dqn, ppo
+from tfrl.algorithms.registry import reader_of
 from tfrl.cli.flags import NOT_NEGATIVE
-from tfrl.config import hyperparameters, reader_of
+from tfrl.config.run import hyperparameters
 from tfrl.envs.facts import FACTS_FILE
 from tfrl.ops import q_learning
 from tfrl.training.command import of_algorithm
@@ -97,7 +98,12 @@ def test_its_settings_are_presets_defaults_and_its_own(runs):
 def test_a_step_is_that_of_a_plain_policy_gradient(runs):
     """With one epoch and one minibatch the ratio is 1, where PPO's surrogate has the same gradient."""
     plain = tfrl.train(
-        "ppo", logdir=runs["one"].folder.parent, run_name="ppo", **{**SMALL, **A2C.defaults}, clip_value=False
+        "ppo",
+        logdir=runs["one"].folder.parent,
+        run_name="ppo",
+        **{**SMALL, **A2C.defaults},
+        clip_value=False,
+        eager=True,
     )
     mine, theirs = (np.load(r.folder / "export/weights.npz") for r in (runs["one"], plain))
     for name in mine.files:
@@ -135,8 +141,18 @@ class MeanPPO(ppo.PPOAgent):
     """Its loss is a mean, []."""
 
     def _losses(self, weights, samples, index):
-        loss, metrics, ratio = super()._losses(weights, samples, index)
-        return tf.reduce_mean(loss), metrics, ratio
+        found = super()._losses(weights, samples, index)
+        return found._replace(losses=tf.reduce_mean(found.losses))
+
+
+class OldPPO(ppo.PPOAgent):
+    """Its losses are in an earlier form, without names."""
+
+    def _losses(self, weights, samples, index):
+        found = super()._losses(weights, samples, index)
+        policy = self.network.distribution(self.network.outputs(weights, samples.observations, None)[0])
+        ratio = tf.exp(policy.log_prob(samples.actions) - samples.log_probs)
+        return found.losses, [*found.metrics.values()], ratio
 
 
 class FewPPO(ppo.PPOAgent):
@@ -167,7 +183,11 @@ class BareDQN(dqn.DQNAgent):
             ColumnDQN,
             "the loss of q has the shape (8, 8); give one number for each sample, [n], without a mean.",
         ),
-        (FewPPO, "FewPPO has 1 `means`, and its `_losses` returns 5 metrics."),
+        (
+            FewPPO,
+            "the loss of .* has the metrics policy_loss, value_loss, entropy, approx_kl, clip_fraction, and "
+            "its step names policy_loss; give the same.",
+        ),
         (BareDQN, "the Losses of q need `errors`, [n]."),
         (
             type("TextPPO", (ppo.PPOAgent,), {"defaults": {"epochs": "three"}}),
@@ -189,6 +209,18 @@ def test_faults_of_a_users_algorithm_give_one_sentence(algorithm, sentence, tmp_
     with pytest.raises(tfrl.SettingsError) as error:
         tfrl.train(algorithm, env="CartPole-v1", logdir=tmp_path, run_name="r", **few)
     assert re.fullmatch(re.escape(sentence).replace(r"\.\*", ".*"), str(error.value))
+
+
+def test_losses_in_the_form_of_an_earlier_version_give_the_same_weights(tmp_path):
+    few = {"total_steps": 64, "num_envs": 1, "hidden": (8,), "num_steps": 32, "num_minibatches": 1}
+    few |= {"eval_episodes": 1}
+    made = [
+        tfrl.train(algorithm, env="CartPole-v1", logdir=tmp_path, run_name=str(k), **few)
+        for k, algorithm in enumerate((OldPPO, ppo.PPOAgent))
+    ]
+    assert made[0].results["weights_sha256"] == made[1].results["weights_sha256"]
+    for name in ppo.PPOAgent.means:
+        np.testing.assert_array_equal(*(run.progress[f"train/{name}"] for run in made))
 
 
 @pytest.mark.long
@@ -251,7 +283,7 @@ def test_the_documented_algorithms_train(tmp_path):
     with mock.patch.dict(sys.modules, {"documented": module}):
         for block in blocks:
             exec(compile(block, "docs/extending.md", "exec"), vars(module))
-        plain = tfrl.train(module.MyAlgorithm, run_name="plain", **settings)
+        plain = tfrl.train(module.MyAlgorithm, run_name="plain", eager=True, **settings)
         sharp = tfrl.train(module.MySharpAlgorithm, run_name="sharp", sharpness=0.5, epochs=1, **settings)
     texts = [(run.folder / "config.yaml").read_text() for run in (plain, sharp)]
     assert "\nepochs: 1\n" in texts[0] and "\nenv: Acrobot-v1\n" in texts[0]
@@ -294,6 +326,7 @@ def test_the_documented_variant_of_a_replay_algorithm_has_its_target(munchausen)
     np.testing.assert_allclose(found.losses, rows["weight"] * error**2 / 2, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_the_documented_variant_of_a_replay_algorithm_is_one_run_on_two_replicas(munchausen, tmp_path):
     settings = {"env": "CartPole-v1", "num_envs": 2, "hidden": (16, 16), "total_steps": 1000, "seed": 2}
     settings |= {"learning_starts": 200, "eval_episodes": 2, "logdir": tmp_path}
@@ -334,7 +367,7 @@ def test_a_policy_loads_where_its_env_cannot_be_made(runs, tmp_path):
             super().__init__(gymnasium.make("Pendulum-v1"))
 
     settings = {"total_steps": 256, "num_envs": 4, "num_steps": 32, "num_minibatches": 2, "epochs": 1}
-    settings |= {"hidden": (16,), "eval_episodes": 1, "logdir": tmp_path, "run_name": "p"}
+    settings |= {"hidden": (16,), "eval_episodes": 1, "logdir": tmp_path, "run_name": "p", "eager": True}
     run = tfrl.train("ppo", env=Made, **settings)
     code = (
         "import sys, tfrl, numpy as np\n"

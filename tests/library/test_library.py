@@ -1,5 +1,6 @@
 """`tfrl.train`, `load` and `evaluate` do what the commands do, in a user's program."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,8 +17,10 @@ from processes import ROOT
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import tfrl
+from tfrl.cli import streams
 from tfrl.envs.spec import Box, Discrete
 from tfrl.reporting import scores
+from tfrl.run.console import Console
 
 SMALL = {"total_steps": 2048, "num_envs": 8, "num_steps": 64, "epochs": 2, "eval_episodes": 4, "seed": 3}
 
@@ -191,6 +194,7 @@ def test_actor_and_critic_have_the_networks_of_their_own_lambdas(tmp_path):
 
     network = {"actor": lambda x: keras.layers.Dense(8)(x), "critic": lambda x: keras.layers.Dense(24)(x)}
     settings = {"env": "CartPole-v1", "total_steps": 32, "num_envs": 4, "num_steps": 8, "epochs": 1}
+    settings |= {"num_minibatches": 1, "eager": True}
     run = tfrl.train("ppo", network=network, logdir=tmp_path, eval_episodes=1, **settings)
     with np.load(run.folder / "export/weights.npz") as weights:
         assert weights["actor_torso/dense/kernel"].shape == (4, 8)
@@ -292,6 +296,7 @@ def test_an_env_of_which_there_are_too_few_gives_one_sentence(tmp_path):
 def test_a_failed_evaluation_closes_its_envs(tmp_path):
     Counted.open = 0
     settings = {**SMALL, "num_envs": 1, "num_steps": 32, "num_minibatches": 1, "total_steps": 32}
+    settings |= {"eager": True}
     run = tfrl.train("ppo", env=Walk, logdir=tmp_path, run_name="r", **settings | {"eval_episodes": 1})
     with pytest.raises(tfrl.TrainingError, match="the motor is on fire"):
         tfrl.evaluate(tfrl.load(run.folder), env=Counted, episodes=2)
@@ -309,3 +314,15 @@ def test_a_policy_without_masks_takes_none(runs):
     policy = tfrl.load(runs["function"].folder)
     with pytest.raises(tfrl.SettingsError, match="was trained without action masks"):
         policy(np.zeros(4, np.float32), action_mask=[1, 0])
+
+
+def test_messages_name_settings_as_python_does(capsys):
+    """Also those that are no errors; a command to type keeps its flags."""
+    for inside, shown in (
+        (True, "more total_steps, or python -m tfrl.evaluate RUN --greedy\n"),
+        (False, None),
+    ):
+        text = "more --total-steps, or python -m tfrl.evaluate RUN --greedy"
+        with streams.called_from_python() if inside else contextlib.nullcontext():
+            Console().message(text)
+        assert capsys.readouterr().out == (shown or f"{text}\n")

@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 import tfrl
 
-SMALL = {"total_steps": 2048, "num_envs": 8, "num_steps": 64, "epochs": 2, "eval_episodes": 4, "lr": 3e-3}
+SMALL = {"total_steps": 512, "num_envs": 8, "num_steps": 64, "epochs": 2, "eval_episodes": 4, "lr": 3e-3}
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_a_missing_state_gives_a_one_sentence_error(run, tmp_path):
         with pytest.raises(tfrl.SettingsError, match=r"needs a state of \[35\]"):
             policy(np.zeros(4, np.float32), state)
     settings = {"total_steps": 64, "num_envs": 2, "num_steps": 32, "num_minibatches": 1, "epochs": 1}
-    settings |= {"hidden": (8,), "eval_episodes": 1}
+    settings |= {"hidden": (8,), "eval_episodes": 1, "eager": True}
     plain = tfrl.load(tfrl.train("ppo", env="CartPole-v1", logdir=tmp_path, **settings).folder)
     with pytest.raises(tfrl.SettingsError, match="not recurrent"):
         plain(np.zeros(4, np.float32), np.zeros(35))

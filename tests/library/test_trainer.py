@@ -9,7 +9,7 @@ import pytest
 import tfrl
 
 SMALL = {"env": "CartPole-v1", "num_envs": 4, "num_steps": 64, "epochs": 1, "eval_episodes": 2, "hidden": "8"}
-SMALL |= {"total_steps": 1024, "seed": 3}
+SMALL |= {"total_steps": 1024, "seed": 3, "num_minibatches": 1, "eager": True}
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,10 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 
 import tfrl
 from tfrl import callbacks
-from tfrl.networks.weights import find_policy
+from tfrl.algorithms.runs import find_policy
 
 SMALL = {"env": "CartPole-v1", "num_envs": 4, "num_steps": 64, "epochs": 1, "eval_episodes": 2, "hidden": "8"}
+SMALL |= {"num_minibatches": 1, "eager": True}  # tracing takes longer than a few gradient steps
 
 
 def heavier():

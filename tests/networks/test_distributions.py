@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfrl.envs.spec import Box, Discrete, MultiDiscrete
 from tfrl.networks import distributions
 from tfrl.networks.distributions import distribution_for
+from tfrl.networks.numpy_policy import actions_in_numpy
 
 
 def categorical(probabilities):
@@ -36,15 +37,14 @@ def test_numpy_and_tensorflow_act_alike_and_a_row_is_the_same_in_any_batch(space
     actions, generator = distribution_for(space), np.random.default_rng(1)
     parameters = generator.normal(size=(300, actions.parameters_size)).astype(np.float32)
     noise = actions.draw_noise(generator, 300)
+    in_numpy = actions_in_numpy(space)
     policy = actions(tf.constant(parameters))
     drawn = policy.sample(tf.constant(noise))
     exact = {"rtol": 0, "atol": 0} if space.dtype == "int32" else {"rtol": 1e-4, "atol": 1e-5}
-    np.testing.assert_allclose(actions.act(parameters, noise), drawn, **exact)
-    np.testing.assert_allclose(actions.act_greedily(parameters), policy.mode(), **exact)
+    np.testing.assert_allclose(in_numpy.act(parameters, noise), drawn, **exact)
+    np.testing.assert_allclose(in_numpy.act_greedily(parameters), policy.mode(), **exact)
     log_probs = policy.log_prob(drawn)
-    np.testing.assert_allclose(
-        actions.log_probs_of(parameters, drawn.numpy()), log_probs, rtol=1e-4, atol=1e-4
-    )
+    np.testing.assert_allclose(in_numpy.log_probs(parameters, drawn.numpy()), log_probs, rtol=1e-4, atol=1e-4)
     encoded = actions.encoded(drawn)
     assert encoded.dtype == tf.float32 and encoded.shape == (300, space.encoded_size)
     np.testing.assert_array_equal(encoded, space.encoded(drawn.numpy()))
@@ -103,13 +103,13 @@ def test_entropy_and_mode():
 def test_numpy_takes_the_same_actions():
     logits = np.random.default_rng(7).normal(size=(200, 5)).astype(np.float32)
     noise = np.random.default_rng(8).random((200, 1), np.float32)
-    actions, policy = distribution_for(Discrete(5)), of_logits(tf.constant(logits))
-    np.testing.assert_array_equal(actions.act_greedily(logits), policy.mode())
-    np.testing.assert_array_equal(actions.act_greedily(logits), logits.argmax(axis=1))
-    np.testing.assert_array_equal(actions.act(logits, noise), policy.sample(tf.constant(noise)))
-    chosen = actions.act(logits, noise)
+    in_numpy, policy = actions_in_numpy(Discrete(5)), of_logits(tf.constant(logits))
+    np.testing.assert_array_equal(in_numpy.act_greedily(logits), policy.mode())
+    np.testing.assert_array_equal(in_numpy.act_greedily(logits), logits.argmax(axis=1))
+    np.testing.assert_array_equal(in_numpy.act(logits, noise), policy.sample(tf.constant(noise)))
+    chosen = in_numpy.act(logits, noise)
     np.testing.assert_allclose(
-        actions.log_probs_of(logits, chosen), policy.log_prob(tf.constant(chosen)), rtol=1e-6, atol=1e-7
+        in_numpy.log_probs(logits, chosen), policy.log_prob(tf.constant(chosen)), rtol=1e-6, atol=1e-7
     )
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from learners import initial_arrays
 from made_envs import made
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.envs import registry
 from tfrl.envs.spec import Box, EnvSpec
 from tfrl.networks.distributions import distribution_for

@@ -8,8 +8,9 @@ import tensorflow as tf
 from packed_envs import packed
 
 import tfrl
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import UserError
+from tfrl.networks.numpy_policy import policy_in_numpy
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.on_policy import OnPolicyLearner
 
@@ -101,13 +102,14 @@ def test_weights_and_their_names_do_not_depend_on_what_was_built_before(tmp_path
 def test_numpy_acts_as_tensorflow_does_where_the_network_is_a_chain(tmp_path, function):
     config = parse("ppo", tmp_path, *PPO, "--torso", named(function))
     network = config.make_network("float32")
-    assert network.fits_arrays == (function is chain)
+    policy = policy_in_numpy(network)
+    assert (policy is not None) == (function is chain)
     observations = np.random.default_rng(0).normal(size=(21, 4)).astype(np.float32)
     weights = {name: tf.constant(vector) for name, vector in network.initial().items()}
     forward = network.forward_pass(on_gpu=False, at_once=2)
     parameters, values = forward(weights, tf.constant(observations))
     if function is chain:
-        found = network.array_pass(network.initial())(observations)
+        found = policy.outputs(network.initial())(observations)
         np.testing.assert_allclose(found, parameters, rtol=1e-5, atol=1e-6)
     for rows in (slice(0, 1), slice(3, 12), slice(None, None, -1)):
         some = forward(weights, tf.constant(observations[rows]))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from processes import PATIENCE, ROOT
 
-from tfrl.config import reader
+from tfrl.algorithms.registry import reader
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
 from tfrl.experience.collector import Collector
@@ -55,7 +55,7 @@ class AtRandom:
     def __init__(self):
         self._generator = np.random.default_rng(2)
 
-    def act(self, observations, noise, memory=None):
+    def sample(self, observations, noise, memory=None):
         return self._generator.uniform(-1, 1, (*observations.shape[:2], 1)).astype(np.float32), {}
 
     def complete(self, rollout):

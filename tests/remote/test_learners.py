@@ -20,7 +20,7 @@ from processes import PATIENCE, ROOT, results, rows, steps_done
 from test_own_ray import CATCH, LONG, UPDATE, Impala, end_all, of_ray, train
 
 from benchmarks.process_tree import family, wait_until_gone
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.networks.weights import weights_of
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.training.on_policy import OnPolicyLearner
@@ -78,7 +78,8 @@ def assert_same_as_undisturbed(folder, *flags):
     return found
 
 
-@pytest.mark.parametrize("ray_first", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("ray_first", [False, True])
 def test_learners_on_their_own_ray_stop_together_with_the_weights_of_one(tmp_path, ray_first):
     """SIGTERM goes to all processes, also to Ray's; the reference run is in this process."""
     folder = tmp_path / "disturbed"

@@ -160,6 +160,8 @@ def test_no_other_user_can_enter_the_folder_of_the_runs_own_ray(tmp_path, monkey
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.promise
+@pytest.mark.long
 @needs_ray
 def test_a_run_can_be_stopped_while_its_ray_starts(tmp_path):
     """Ray installs its own signal handlers then."""

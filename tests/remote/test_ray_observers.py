@@ -1,10 +1,9 @@
 """Observers on Ray: any number of them gives the bits of a run without, whoever dies; skipped without Ray."""
 
 import contextlib
+import importlib.util
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,15 +14,14 @@ from processes import Training, results, steps_done
 
 from benchmarks import command
 from benchmarks.process_tree import alive, family
+from tfrl.cli.endings import Stopped
 from tfrl.cli.errors import EnvError, TrainingError
 from tfrl.envs.spec import EnvSpec
-from tfrl.run.stop import Stopped
 
 FLAGS = "--num-envs 8 --hidden 8 --eval-episodes 4 --checkpoint-every 5 --precision float32"
 
 needs_ray = pytest.mark.skipif(
-    subprocess.run([sys.executable, "-c", "import ray"], capture_output=True).returncode != 0,
-    reason="pip install -r requirements-ray.txt",
+    importlib.util.find_spec("ray") is None, reason="pip install -r requirements-ray.txt"
 )
 
 

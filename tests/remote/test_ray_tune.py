@@ -1,5 +1,6 @@
 """Sweeps on Ray Tune: run folders, interrupted and gone on with, failures, PBT; skipped without Ray Tune."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -21,7 +22,7 @@ FLAGS = FLAGS.split()
 UPDATE = 72
 
 needs_tune = pytest.mark.skipif(
-    subprocess.run([sys.executable, "-c", "import ray.tune"], capture_output=True).returncode != 0,
+    not all(map(importlib.util.find_spec, ("ray", "pandas", "pyarrow"))),
     reason="pip install -r requirements-ray.txt",
 )
 
@@ -38,6 +39,7 @@ def trainer_of(run):
 
 
 @pytest.mark.promise
+@pytest.mark.long
 @needs_tune
 def test_an_interrupted_sweep_resumes_and_a_failed_trial_affects_no_other(tmp_path):
     """The sweep gets three signals to stop while a run is held."""

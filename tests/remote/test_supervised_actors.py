@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tfrl.run.stop import Stopped
+from tfrl.cli.endings import Stopped
 
 WAIT = 120  # seconds
 

@@ -1,8 +1,8 @@
 """Reports of envs without levels, of several algorithms, and of what others published."""
 
 import dataclasses
+import json
 import re
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,14 +10,15 @@ from made_runs import make_run
 
 from tfrl import report
 from tfrl.algorithms import drac, ppg, ppo
-from tfrl.algorithms.ppo import PRESETS, Config
+from tfrl.algorithms.ppo import Config
+from tfrl.algorithms.registry import reader
 from tfrl.envs.published import returns_elsewhere
 from tfrl.envs.registry import level_set_title
 from tfrl.report import render
 from tfrl.reporting import plots, runs
 from tfrl.training.learner import results_table
 
-_GYMNASIUM = {**PRESETS["gymnasium"], "preset": "gymnasium"}
+_GYMNASIUM = {**reader("ppo").changes_of("gymnasium"), "preset": "gymnasium"}
 _GYMNASIUM.pop("total_steps")
 
 
@@ -94,13 +95,14 @@ def test_published_returns_are_of_the_same_env_and_algorithm(env, algorithm, set
 class Other(Config):
     """Another algorithm with a setting of its own."""
 
-    algorithm: ClassVar[str] = "other"
+    algorithm: str = "other"
     tau: float = 0.1
 
 
 def test_runs_of_different_algorithms_are_separate_variants(tmp_path):
     ours = [runs.load(make_run(tmp_path, seed=seed, total_steps=40_000)) for seed in (1, 2)]
     settings = {f.name: getattr(ours[0].config, f.name) for f in dataclasses.fields(Config)}
+    settings["algorithm"] = "other"
     theirs = dataclasses.replace(ours[0], config=Other(**settings), path=tmp_path / "other")
     groups = runs.group([*ours, theirs])
     assert [(g.label, len(g.runs)) for g in groups] == [("ppo", 2), ("other", 1)]
@@ -198,3 +200,13 @@ def test_a_report_tells_how_likely_one_algorithm_beats_another(tmp_path):
     assert re.findall(r"<img id=(\w+)", page)[2:4] == ["generalization_gap", "performance_profiles"]
     few = [g for g in groups if g.env == "fruitbot"]
     assert plots.performance_profiles(few) is None and not report._improvements(few)
+
+
+def test_the_table_of_runs_counts_replicas_by_worker_and_leaves_out_what_an_env_does_not_have(tmp_path):
+    game, other = make_run(tmp_path, total_steps=40_000), made(tmp_path, "CartPole-v1")
+    found = json.loads((game / "results.json").read_text())
+    (game / "results.json").write_text(json.dumps(found | {"workers": 2, "replicas": 4}))
+    first, second = report._run_rows([runs.load(game), runs.load(other)])
+    assert (first["workers x replicas"], second["workers x replicas"]) == ("2 x 2", "? x ?")
+    assert (first["return, evaluation"], second["return, unseen levels"]) == ("", "")
+    assert float(first["return, unseen levels"]) and float(second["return, evaluation"])

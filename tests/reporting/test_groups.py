@@ -12,6 +12,7 @@ from made_runs import make_run
 
 from tfrl import report
 from tfrl.algorithms import drac, ppg, ppo
+from tfrl.algorithms.registry import reader
 from tfrl.envs.published import published_curve
 from tfrl.reporting import plots, runs
 from tfrl.reporting import scores as statistics
@@ -259,7 +260,7 @@ def test_a_variant_has_the_same_style_in_all_pictures(make):
     """Also with more than six variants, and in pictures that omit some of them."""
     for style in (plots.line_style, plots.marker_style):
         assert len({str(style(v)) for v in range(36)}) == 36
-    cartpole = {**ppo.PRESETS["gymnasium"], "preset": "gymnasium", "total_steps": 100_000}
+    cartpole = {**reader("ppo").changes_of("gymnasium"), "preset": "gymnasium", "total_steps": 100_000}
     of_other = (ppg.Config, "CartPole-v1", cartpole)
     _, groups = told_apart(make, of_other, (ppo.Config, "bigfish", {}), (drac.Config, "bigfish", {}))
     place = runs.variants(groups).index("ppo")

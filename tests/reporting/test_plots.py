@@ -11,11 +11,13 @@ from made_runs import make_run
 from processes import ROOT
 
 from tfrl.algorithms import drac, impala, ppg, ppo
-from tfrl.algorithms.ppo import PRESETS
+from tfrl.algorithms.registry import reader
 from tfrl.reporting import plots, runs
 from tfrl.reporting import scores as statistics
 
-GYMNASIUM = {k: v for k, v in PRESETS["gymnasium"].items() if k != "total_steps"} | {"preset": "gymnasium"}
+GYMNASIUM = {k: v for k, v in reader("ppo").changes_of("gymnasium").items() if k != "total_steps"} | {
+    "preset": "gymnasium"
+}
 
 
 def test_the_mean_curve_ends_with_the_shortest_seed_and_single_curves_continue(make):

@@ -9,7 +9,7 @@ import tensorflow as tf
 import resnet
 from resnet import networks, operations
 from resnet.operations import convolution, portable, relu
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.networks.weights import export
 
 NAN = {"positive": 0x7FC0, "negative": -0x40}  # the bits of bfloat16

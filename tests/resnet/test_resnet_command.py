@@ -16,16 +16,16 @@ from refusals import refusal
 
 from resnet import __main__ as zoo
 from resnet import evaluate
-from resnet.config import PRESETS, from_yaml, parse
+from resnet.config import READER, from_yaml, parse
 from resnet.train import main
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
-from tfrl.config import reader
 
 
 def test_the_settings_survive_their_file(tmp_path):
     config = parse(["--preset", "he-cifar10", "--model", "resnet56", "--run-name", "x"])
-    assert config.max_steps == PRESETS["he-cifar10"]["max_steps"]
+    assert config.max_steps == READER.changes_of("he-cifar10")["max_steps"]
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert from_yaml(tmp_path / "config.yaml") == config
 

@@ -20,9 +20,10 @@ from resnet import evaluate, learner
 from resnet.config import Config, from_yaml, parse
 from resnet.data import Dataset, Pass, Share, Split, training_pass
 from resnet.learner import Classifier, ImageLearner
+from tfrl.algorithms.registry import reader
+from tfrl.cli.endings import StopRequest
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.settings import to_yaml
-from tfrl.config import reader
 from tfrl.envs.spec import ArraySpec, Discrete
 from tfrl.networks import weights
 from tfrl.networks.entrance import variable_name
@@ -30,7 +31,6 @@ from tfrl.run import loop
 from tfrl.run.console import Console
 from tfrl.run.folder import check_run, weights_sha256
 from tfrl.run.session import Session
-from tfrl.run.stop import StopRequest
 from tfrl.workers import strategy
 from tfrl.workers.watchdog import Watchdog
 
@@ -152,7 +152,7 @@ def test_batch_normalization_keeps_the_same_statistics_on_all_replicas():
     steps(made, 2, replicas=2)
     moving = [array for name, array in made.weights().items() if "moving" in name]
     assert len(moving) == 2 * 7
-    one, other = (part.numpy() for part in made._learning._variables["statistics"].values)
+    one, other = (part.numpy() for part in made._learning.variables["statistics"].values)
     assert np.array_equal(one, other)
     assert any(np.abs(array).max() > 1e-3 for array in moving)
     state = made.get_state()
@@ -171,8 +171,7 @@ def test_hits_and_loss_are_summed_over_replicas():
     assert sums[1] == right.mean() and sums[0] == pytest.approx(np.log(CLASSES), rel=0.5)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("size", [4, 16, 64])
+@pytest.mark.parametrize(("replicas", "size"), [(1, 4), (2, 16), (2, 64)])
 def test_every_test_image_counts_once(replicas, size):
     made = make_learner(replicas)
     order = np.arange(len(DATA.test))
@@ -246,8 +245,14 @@ def test_a_nan_ends_the_run_with_a_sentence(folder):
 # Exports
 
 
-@pytest.mark.parametrize("replicas", [0, 2])
-@pytest.mark.parametrize("kind", ["keras", "saved_model"])
+@pytest.mark.parametrize(
+    ("kind", "replicas"),
+    [
+        ("keras", 2),
+        ("saved_model", 0),
+        *(pytest.param(*more, marks=pytest.mark.long) for more in (("keras", 0), ("saved_model", 2))),
+    ],
+)
 def test_the_export_scores_the_same_with_and_without_a_strategy(finished, kind, replicas):
     import keras
     import tensorflow as tf

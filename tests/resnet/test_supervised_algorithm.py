@@ -91,6 +91,7 @@ def test_the_library_trains_what_the_command_trains(trained, logs):
     assert trained.progress["images"][-1] == 144 and np.isfinite(trained.progress["train/loss"]).all()
 
 
+@pytest.mark.long
 def test_a_loop_of_ones_own_takes_the_same_steps(trained, logs):
     rows = 0
     with tfrl.trainer("resnet", logdir=str(logs), run_name="own-loop", **SETTINGS) as trainer:
@@ -279,6 +280,7 @@ def test_preprocessing_that_cannot_work_gives_a_sentence(logs):
 # Checkpoints
 
 
+@pytest.mark.long
 def test_every_checkpoint_and_the_export_score_the_same_with_and_without_a_strategy(trained, capsys):
     folder, results = trained.folder, trained.results
 

@@ -96,7 +96,7 @@ def test_the_listed_costs_are_those_of_the_built_networks():
 def test_residual_networks_of_any_depth_6n_plus_2():
     assert cost_of(resnet.classifier("resnet14", (32, 32, 3), 10)).parameters == 172_506
     for name in ("resnet15", "resnet2", "resnet", "resnet020", "resnet1208"):
-        with pytest.raises(ValueError, match=f"{name} is not a network of the zoo"):
+        with pytest.raises(ValueError, match=f"{name} is not a network of the zoo.*, such as resnet8 and "):
             resnet.entry(name)
     assert resnet.entry("resnet50").function == "imagenet"
 

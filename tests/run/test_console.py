@@ -333,6 +333,13 @@ def test_the_last_line_has_the_speed_of_the_whole_run_once(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
+def test_a_run_that_ended_before_its_last_step_is_shown_as_complete():
+    progress = Progress(1_000_000)
+    progress.finish_update(1000, {})
+    progress.finish({})
+    assert progress.line().startswith("100.0% | 1,000 / 1,000,000 env steps | took ")
+
+
 def test_a_run_without_an_end_shows_neither_a_share_nor_the_time_left():
     progress = Progress(ENDLESS, 0)
     progress.finish_update(1000, {"time/env_steps_per_second": 50.0})

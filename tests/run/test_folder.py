@@ -8,8 +8,8 @@ import pytest
 from refusals import refusal
 
 from tfrl.algorithms.ppo import Config
+from tfrl.algorithms.registry import reader
 from tfrl.cli.settings import to_yaml
-from tfrl.config import reader
 from tfrl.run import folder
 from tfrl.run.checkpoint import CheckpointStore, State
 from tfrl.run.files import write

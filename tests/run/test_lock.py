@@ -13,9 +13,9 @@ import tensorflow  # noqa: F401 - conftest.py then splits the CPU
 from processes import PATIENCE, ROOT, Answer, Training, rows, steps_done, train_here
 
 from tfrl.algorithms.ppo import Config
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import PeerError, UserError
 from tfrl.cli.settings import to_yaml
-from tfrl.config import reader
 from tfrl.run import folder as folders
 from tfrl.run.folder import LOCK_FILE, is_held, locked, take_run
 from tfrl.workers import tf_config
@@ -221,3 +221,10 @@ def test_a_disk_that_knows_no_locks_does_not_stop_the_training(tmp_path, monkeyp
         f"warning: {tmp_path} cannot be locked (No locks available); "
         "make sure that no other process trains it.\n"
     )
+
+
+def test_a_run_that_may_not_start_leaves_no_folder(tmp_path):
+    config = Config(logdir=str(tmp_path / "deep" / "logs"), run_name="run", resume="must")
+    with pytest.raises(UserError, match="found no checkpoint"), taken(config, None):
+        pytest.fail("it has nothing to resume")
+    assert not list(tmp_path.iterdir())

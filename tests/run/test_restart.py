@@ -13,10 +13,10 @@ from processes import ROOT, results, steps_done, train
 from refusals import refusal
 
 import tfrl
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import to_yaml
-from tfrl.config import reader
-from tfrl.run import restart
+from tfrl.run import folder
 from tfrl.run.folder import holds_run, take_run
 from tfrl.workers import tf_config
 
@@ -193,7 +193,7 @@ def test_a_supervised_run_begins_anew(tmp_path):
     sure = dataclasses.replace(config, yes=True)
     with take_run(sure, None, SUPERVISED.from_yaml):
         assert not (config.run_dir / "config.yaml").exists()
-    assert restart.is_done(config.run_dir) is False
+    assert folder.has_restarted(config.run_dir) is False
 
 
 @pytest.mark.parametrize("key", ["yes", "'yes'"])

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from tfrl.cli.endings import StopRequest
 from tfrl.cli.errors import PeerError
 from tfrl.run.checkpoint import State
 from tfrl.run.console import Console
-from tfrl.run.stop import StopRequest
 from tfrl.workers.watchdog import Watchdog
 
 

@@ -12,16 +12,16 @@ import time
 import pytest
 from processes import PATIENCE, ROOT, hangup
 
-from tfrl.run.stop import StopRequest
+from tfrl.cli.endings import StopRequest
 
 ECHOES = {signal.SIGINT: 1.2, signal.SIGTERM: 3.2}  # seconds after which a signal is a second request
 PRELUDE = """
 import hashlib, threading, time
 from pathlib import Path
-from tfrl.cli import signals
+from tfrl.cli import endings
 from tfrl.run.console import Console
-from tfrl.run.stop import StopRequest
-signals.OURS.of_command = True
+from tfrl.cli.endings import StopRequest
+endings.OURS.of_command = True
 console, stop, answered = Console(), StopRequest(Path("no such folder")), threading.Event()
 def answer(name):
     console.message(f"{name}: saving")
@@ -33,7 +33,7 @@ WRITES = """
         console.message("x" * 500)
     if stop.signalled:
         answered.wait(60)  # by a thread, which on a busy machine may come late
-    console.message(f"votes {stop.votes().tolist()}")
+    console.message(f"votes {stop.votes()}")
 """
 # For ever in C code that lets other threads run but handles no signals, as a call of TensorFlow's does.
 COMPUTES = """
@@ -158,8 +158,8 @@ def test_a_blocked_signal_is_obeyed_even_if_its_handler_was_replaced(start):
     """As TensorFlow does in C++ while it connects the workers."""
     process = start("""    pass
 import ctypes, signal, sys
-from tfrl.cli import signals
-with signals.held_back():
+from tfrl.cli import endings
+with endings.held_back():
     take = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: print("swallowed"))
     ctypes.CDLL(None).signal(15, take)
     print("held back", flush=True)
@@ -180,11 +180,11 @@ def test_a_stop_file_is_obeyed_and_removed_and_a_folder_is_ignored(tmp_path):
     file = tmp_path / "stop"
     stop = StopRequest(file)
     stop.forget_file()
-    assert not stop.votes().any(), "there is none"
+    assert not any(stop.votes()), "there is none"
     file.touch()
-    assert stop.votes().tolist() == [0.0, 0.0, 1.0]
+    assert stop.votes() == [0.0, 0.0, 1.0]
     stop.forget_file()
-    assert not stop.votes().any() and not file.exists()
+    assert not any(stop.votes()) and not file.exists()
     file.mkdir()
     stop.forget_file()
-    assert not stop.votes().any() and file.is_dir()
+    assert not any(stop.votes()) and file.is_dir()

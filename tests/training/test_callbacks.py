@@ -19,18 +19,18 @@ from learners import train
 from scripted import Acting
 
 import tfrl
-from tfrl.config import reader
+from tfrl.algorithms.registry import reader
+from tfrl.algorithms.runs import find_policy
+from tfrl.cli.endings import Stopped
 from tfrl.envs import registry
 from tfrl.experience.episodes import evaluation_results, level_spec, play
-from tfrl.networks.weights import find_policy
 from tfrl.record import UniformPolicy
 from tfrl.reporting import runs
 from tfrl.run import loop
 from tfrl.run.folder import read_results
 from tfrl.run.session import Session, tensorboard
-from tfrl.run.stop import Stopped
-from tfrl.run.summaries import kernel_picture
 from tfrl.training import callbacks
+from tfrl.training.callbacks import kernel_picture
 from tfrl.workers import strategy
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -128,7 +128,7 @@ def test_only_the_last_policy_of_an_evaluation_is_kept(tmp_path):
 
 @pytest.mark.parametrize("display", [None, ":7"])
 def test_the_learning_curve_is_named_and_shown_where_there_is_a_display(
-    logdir, tmp_path, monkeypatch, display
+    logdir, tmp_path, monkeypatch, drawn, display
 ):
     """The viewer is a program of this test, which notes its argument."""
     viewer = tmp_path / "xdg-open"
@@ -232,7 +232,7 @@ def test_each_level_set_is_played_on_its_own_levels(small, learner):
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", pytest.param("Pendulum-v1", marks=pytest.mark.long)])
-def test_evaluations_of_vector_envs_are_printed_and_plotted(env, tmp_path, capfd):
+def test_evaluations_of_vector_envs_are_printed_and_plotted(env, tmp_path, capfd, drawn):
     """Each evaluation gives a row of a table and a point of a curve."""
 
     flags = f"--env {env} --total-steps 512 --num-envs 8 --num-steps 32 --num-minibatches 4 --epochs 1"

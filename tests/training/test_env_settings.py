@@ -6,11 +6,11 @@ import pytest
 from learners import train
 from made_envs import made
 
-from tfrl import config as settings
-from tfrl.config import of_run
+from tfrl.algorithms import registry as settings
+from tfrl.algorithms.runs import of_run
+from tfrl.cli.endings import Stopped
 from tfrl.experience.episodes import level_spec
 from tfrl.run.session import Session
-from tfrl.run.stop import Stopped
 from tfrl.training.learner import env_spec
 
 COMMAND = [

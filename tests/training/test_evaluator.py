@@ -7,8 +7,9 @@ import signal
 import made_runs
 import pytest
 
+from tfrl.algorithms.registry import reader
+from tfrl.algorithms.runs import of_run
 from tfrl.cli.settings import to_yaml
-from tfrl.config import of_run, reader
 from tfrl.run.checkpoint import CheckpointStore, State
 
 parse = reader("ppo_procgen").parse

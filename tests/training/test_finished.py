@@ -15,7 +15,7 @@ from tfrl.run.console import Console
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     config = dataclasses.replace(SMALL, logdir=str(tmp_path_factory.mktemp("logs")), total_steps=256)
-    config = dataclasses.replace(config, eval_episodes=2)
+    config = dataclasses.replace(config, eval_episodes=2, epochs=1, num_minibatches=1)
     assert train(config) == 0
     return config
 

@@ -10,7 +10,7 @@ from learners import build_actor_critic, initial_arrays, updated
 from learners import make as make_learner
 from refusals import refusal
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.envs import gymnasium as family
 from tfrl.envs.registry import make
 from tfrl.envs.spec import EnvSpec
@@ -51,7 +51,7 @@ def test_actions_are_drawn_by_the_numbers_of_the_update(small, learner):
     draw = distribution_for(agent.envs.action_spec).draw_noise
     noise = rng.action_noise(3, 5, range(8), 16, draw)
     seen = rollout.observations[0, :-1].reshape(-1, 10, 5, 1)
-    expected = agent.agent.acting.choose(seen, noise.reshape(-1, 1)).reshape(16, 8)
+    expected = agent.agent.acting.act(seen, noise.reshape(-1, 1)).reshape(16, 8)
     np.testing.assert_array_equal(rollout.actions[0], expected)
     assert np.unique(expected).size == 3
 
@@ -61,7 +61,7 @@ def test_actions_are_drawn_by_the_numbers_of_the_update(small, learner):
     [
         ("made_envs:made/Fifty-v0", 0, 1),
         pytest.param("made_envs:made/Fifty-v0", 1, 1, marks=pytest.mark.long),
-        ("MountainCar-v0 --max-episode-steps 50", 1, 2),
+        pytest.param("MountainCar-v0 --max-episode-steps 50", 1, 2, marks=pytest.mark.long),
     ],
 )
 def test_no_two_episodes_are_counted_as_one_after_resumes(env, lag, resumes, tmp_path, monkeypatch):
@@ -86,7 +86,7 @@ def test_no_two_episodes_are_counted_as_one_after_resumes(env, lag, resumes, tmp
                 assert learner._episodes.episodes > 2 and learner._episodes.mean_length == 50
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("dqn", marks=pytest.mark.long)])
 def test_an_episode_that_could_not_go_on_is_not_counted_with_the_next_one(algorithm, tmp_path, capsys):
     """The env draws from the system's randomness, so a resumed run begins new episodes."""
     flags = "--env made_envs:made/Unseeded-v0 --num-envs 8 --hidden 8 --total-steps 4000"
@@ -112,7 +112,14 @@ def test_an_episode_that_could_not_go_on_is_not_counted_with_the_next_one(algori
 
 
 @pytest.mark.parametrize(
-    ("normalize", "scale", "shift"), [(True, 1, 0), (False, 1, 0), (True, 2, 0.5), (False, 2, 0.5)]
+    ("normalize", "scale", "shift"),
+    [
+        (True, 2, 0.5),
+        *(
+            pytest.param(*more, marks=pytest.mark.long)
+            for more in ((True, 1, 0), (False, 1, 0), (False, 2, 0.5))
+        ),
+    ],
 )
 def test_the_policy_gets_transformed_rewards_and_the_statistics_raw_ones(
     small, learner, normalize, scale, shift
@@ -154,8 +161,10 @@ def trained_torso(tmp_path_factory):
     ("share", "freeze"),
     [
         (True, True),
-        (True, False),
-        *(pytest.param(False, freeze, marks=pytest.mark.long) for freeze in (True, False)),
+        *(
+            pytest.param(*more, marks=pytest.mark.long)
+            for more in ((True, False), (False, True), (False, False))
+        ),
     ],
 )
 def test_a_frozen_torso_leaves_the_heads_to_train(small, learner, trained_torso, share, freeze):

@@ -10,8 +10,8 @@ import pytest
 from learners import make, train, updated
 from processes import ROOT
 
+from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import EnvError
-from tfrl.config import reader
 from tfrl.training.command import learner_class
 
 BIGFISH = "--env bigfish --torso linear --precision float32 --level-replay --num-levels 30 --start-level 5"
@@ -34,10 +34,11 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(found[1][name], weight, err_msg=name)
 
 
-def test_the_scores_follow_from_the_rollouts_and_are_equal_on_two_replicas(tmp_path):
+@pytest.mark.parametrize("counts", [(2,), pytest.param((1, 2), marks=pytest.mark.long)])
+def test_the_scores_follow_from_the_rollouts_and_are_equal_on_two_replicas(tmp_path, counts):
     """The levels of the rollouts are those that the probabilities of the update before gave."""
     states = []
-    for replicas in (1, 2):
+    for replicas in counts:
         config = parsed("ppo", "--replicas", replicas)
         with contextlib.closing(make(config)) as one:
             levels, current = one._levels, None
@@ -59,7 +60,7 @@ def test_the_scores_follow_from_the_rollouts_and_are_equal_on_two_replicas(tmp_p
             assert levels.seen.sum() > 8 and levels.scores[levels.seen].min() > 0
             states.append(levels.get_state() | one.weights())
     for name, array in states[0].items():
-        np.testing.assert_array_equal(states[1][name], array, err_msg=name)
+        np.testing.assert_array_equal(states[-1][name], array, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -124,12 +125,13 @@ def maze(monkeypatch):
     sys.modules.pop("own_levels", None)
 
 
-def test_own_envs_play_the_chosen_levels(maze):
+@pytest.mark.parametrize("counts", [(2,), pytest.param((0, 2), marks=pytest.mark.long)])
+def test_own_envs_play_the_chosen_levels(maze, counts):
     """Also in processes of their own; observations are those of the levels that the rollout names."""
     from tfrl.envs import callables
 
     found = []
-    for processes in (0, 2):
+    for processes in counts:
         config = maze("--env-processes", processes)
         with contextlib.closing(make(config)) as one:
             env, updates = callables.find(config.env)(), []
@@ -144,7 +146,7 @@ def test_own_envs_play_the_chosen_levels(maze):
             begun, _ = env.reset(options={"level": int(levels[place])})
             np.testing.assert_array_equal(observations[place][:50], begun[:50])  # walls and goal
         assert levels.min() >= 100 and levels.max() < 140
-    np.testing.assert_equal(found[1], found[0])
+    np.testing.assert_equal(found[-1], found[0])
 
 
 @pytest.mark.long

@@ -7,13 +7,20 @@ import pytest
 from refusals import refusal
 
 import tfrl
+from tfrl.algorithms.registry import reader
 from tfrl.cli.flags import ENDLESS
 from tfrl.cli.settings import to_yaml
-from tfrl.config import reader
 
 ROLLOUT = {"num_envs": 4, "hidden": "8", "torso": "mlp", "eval_episodes": 1}
 SMALL = {
-    "ppo": {**ROLLOUT, "num_steps": 32, "num_minibatches": 2, "epochs": 1, "lr_schedule": "constant"},
+    "ppo": {
+        **ROLLOUT,
+        "num_steps": 32,
+        "num_minibatches": 1,
+        "epochs": 1,
+        "lr_schedule": "constant",
+        "eager": True,
+    },
     "reinforce": ROLLOUT,
     "impala": {**ROLLOUT, "num_steps": 32, "lag": 1, "preset": "gymnasium", "lr_schedule": "constant"},
     "dqn": {**ROLLOUT, "iteration_steps": 400, "learning_starts": 100, "train_every": 32, "batch_size": 32},

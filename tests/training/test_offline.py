@@ -9,8 +9,8 @@ from learners import train
 from recordings import write
 from refusals import refusal
 
-from tfrl import config as settings
-from tfrl.networks.weights import check_start
+from tfrl.algorithms import registry as settings
+from tfrl.algorithms.runs import check_start
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.offline import OfflineLearner

@@ -35,7 +35,8 @@ def small(tmp_path):
 @pytest.mark.parametrize(
     ("replicas", "moments", "memory"),
     [
-        (1, (1, 3, 1 + PARTS), "none"),
+        (1, (3,), "none"),
+        pytest.param(1, (1, 1 + PARTS), "none", marks=pytest.mark.long),
         pytest.param(2, (6,), "none", marks=pytest.mark.long),
         pytest.param(1, (3,), "gru", marks=pytest.mark.long),
     ],
@@ -118,6 +119,7 @@ def test_a_resume_does_not_read_files_that_it_writes_again(small, distilled):
     assert [path.name for path in (config.run_dir / "phase").iterdir()] == ["notes.npy"]
 
 
+@pytest.mark.long
 def test_a_full_disk_ends_the_run_and_says_what_is_kept(small, small_disk):
     """Deleting all files that no checkpoint needs does not make enough room."""
     place = small_disk("200k")
@@ -176,6 +178,7 @@ def test_a_run_killed_in_the_auxiliary_phase_ends_with_the_same_weights(tmp_path
     assert [bool(row.split(",")[place]) for row in rows[1:]] == [False, True, False, True]
 
 
+@pytest.mark.long
 def test_a_run_that_is_solved_at_the_end_of_a_phase_ends_with_it(small, capfd):
     """The update and its auxiliary phase are in progress.csv, results.json, the checkpoint and the export."""
     config = small(policy_updates=1, solved_at=-0.95, total_steps=12_800, eval_episodes=2)
@@ -205,6 +208,8 @@ def test_a_run_that_is_over_keeps_the_rollouts_that_more_env_steps_would_need(sm
     assert "is complete; more --total-steps would continue it" in capfd.readouterr().out
 
 
+@pytest.mark.promise
+@pytest.mark.long
 def test_a_kill_at_the_ends_of_an_auxiliary_phase_loses_one_part(small, monkeypatch):
     """Checkpoints count updates and parts."""
     told = []

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from learners import make, updated
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
 from tfrl.config.distributed import DistributedSettings
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.on_policy import OnPolicyLearner
@@ -102,7 +102,7 @@ def test_rounds_are_collected_with_weights_that_are_lag_iterations_old(learner, 
 
 @pytest.mark.parametrize(
     "name",
-    ["ppo", "dqn", *(pytest.param(name, marks=pytest.mark.long) for name in ("sac", "sac of a pendulum"))],
+    ["dqn", *(pytest.param(name, marks=pytest.mark.long) for name in ("ppo", "sac", "sac of a pendulum"))],
 )
 def test_a_restored_learner_continues_bit_for_bit(learner, name, tmp_path):
     """The state is taken while two rollouts are unfinished; they are repeated."""
@@ -116,7 +116,8 @@ def test_a_restored_learner_continues_bit_for_bit(learner, name, tmp_path):
     assert_same((first + found, weights), whole)
 
 
-@pytest.mark.parametrize("name", ["ppo", pytest.param("sac", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ppo", "sac"])
 def test_a_free_running_learner_continues_from_a_state(learner, name, tmp_path):
     flags = ("--free-running", "--lag", 3)
     one, other = learner(name, *flags), learner(name, *flags)
@@ -138,7 +139,10 @@ def test_two_replicas_give_the_results_of_one(learner, name):
     assert [metrics["train/lag"] for metrics in history] == [0, 1, 1]
 
 
-@pytest.mark.parametrize(("name", "steps"), [("ppo", "--num-steps 20"), ("dqn", "--iteration-steps 80")])
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [("ppo", "--num-steps 20"), pytest.param("dqn", "--iteration-steps 80", marks=pytest.mark.long)],
+)
 def test_returns_do_not_run_on_if_envs_of_a_replaced_actor_begin_new_episodes(learner, name, steps):
     run = learner(name, *["--env", "made_envs:made/Fifty-v0", "--lag", "1"], *steps.split())
     take, collector = run._prefetch.take, run._prefetch.collector

@@ -14,14 +14,15 @@ import pytest
 from processes import Answer, assert_refused
 from refusals import refusal
 
-from tfrl import config as settings
+from tfrl.algorithms import registry as settings
+from tfrl.algorithms.runs import check_start, find_policy
+from tfrl.cli.endings import StopRequest
 from tfrl.cli.errors import UserError
-from tfrl.networks.weights import check_start, find_policy, read_start
+from tfrl.networks.weights import read_start
 from tfrl.run import loop
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.console import Console
 from tfrl.run.session import Session
-from tfrl.run.stop import StopRequest
 from tfrl.workers import strategy
 from tfrl.workers.watchdog import Watchdog
 
@@ -130,12 +131,13 @@ def test_start_from_gives_equal_results_on_any_topology_and_resumes(small, tmp_p
     assert whole["weights_sha256"] == again["weights_sha256"]
 
 
+@pytest.mark.long
 def test_a_fixed_temperature_is_the_runs_own(runs, tmp_path):
     state = begun(config_of("sac", tmp_path, "second", "--start-from", runs("sac"), "--alpha", "0.05"))
     assert state["agent/log_alpha"] == np.float32(np.log(0.05)) != saved(runs("sac"))["agent/log_alpha"]
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("sac", marks=pytest.mark.long)])
 def test_an_export_alone_gives_weights_target_networks_and_normalisation(runs, tmp_path, algorithm):
     exported = tmp_path / "exported"
     shutil.copytree(runs(algorithm), exported, ignore=shutil.ignore_patterns("checkpoints"))
@@ -265,4 +267,4 @@ def test_a_wrong_start_from_is_refused_before_tensorflow(tmp_path):
     answer = Answer(
         *FLAGS["ppo"].split(), "--logdir", tmp_path, "--start-from", tmp_path / "none", module="tfrl.ppo"
     )
-    assert_refused(answer, "does not exist")
+    assert_refused(answer, f"error: --start-from: {tmp_path / 'none'} does not exist: give the folder")

@@ -37,10 +37,10 @@ from worker_pair import (
 from benchmarks import namespaces
 from cluster.launch import free_ports
 from tfrl import evaluate
+from tfrl.algorithms.registry import reader
+from tfrl.algorithms.runs import find_policy
 from tfrl.cli.settings import to_yaml
-from tfrl.config import reader
 from tfrl.envs.registry import LEVEL_SETS
-from tfrl.networks.weights import find_policy
 from tfrl.run.checkpoint import CheckpointStore, State
 
 pytestmark = pytest.mark.promise
@@ -61,9 +61,9 @@ def events(event_file, tag):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The logdir of a run by one process that nothing disturbed."""
+    """The logdir of a run by this process that nothing disturbed."""
     logdir = tmp_path_factory.mktemp("alone")
-    assert run_alone(*TRAIN, *flags(logdir, "--eval-every", "2"))[0] == 0
+    assert train(parse(flags(logdir, "--eval-every", "2"))) == 0
     return logdir
 
 
@@ -198,11 +198,12 @@ def test_workers_with_loopback_addresses_listen_for_nobody_on_other_machines(tmp
 @pytest.mark.parametrize(
     ("moment", "update"),
     [
-        pytest.param("1", 2, marks=pytest.mark.long),
+        ("1", 2),
         (str(UPDATES - 1), UPDATES),
-        pytest.param("evaluation", UPDATES, marks=pytest.mark.long),
+        ("evaluation", UPDATES),
     ],
 )
+@pytest.mark.long
 def test_sigterm_on_one_worker_saves_on_all_and_one_process_resumes(alone, tmp_path, moment, update):
     command = [*FAULTY, "SIGTERM", "1", moment, str(tmp_path / "marker"), *flags(tmp_path)]
     ends = run_workers(command, command, PHASES=str(tmp_path))

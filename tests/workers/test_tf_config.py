@@ -188,7 +188,7 @@ def test_the_command_makes_an_evaluator():
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--hosts", "a:1,b:1", "--index", "2"], ["'index': 2", "worker with index 0 to 1"]),
+        (["--hosts", "a:1,b:1", "--index", "2"], ["--index is '2'; it must be 0 to 1, or 'evaluator'"]),
         (["--hosts", "a:1,b", "--index", "0"], ["'b'", "host:port"]),
         (["--hosts", "a:1,a:1", "--index", "0"], ["'a:1'", "of its own"]),
         (["--hosts", "a:1,b:1", "--index", "two"], ["'two'"]),

@@ -1,4 +1,11 @@
-"""Policies that act: in the learner's process, in actors, and with the weights of a run."""
+"""Policies that act: in the learner's process, in actors, and with the weights of a run.
+
+`draw` makes random numbers, and these turn outputs of the network into actions:
+
+- `act`: the actions [B, *shape] of an evaluation or a user, the most likely ones or drawn ones;
+- `sample`: the actions [R, B, *shape] of the training envs of R replicas and their extras, for a `Collector`;
+- `explore`: actions [B, *shape] with the exploration of algorithms with replay.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +31,12 @@ from tfrl.ops.graph import compiled, graph, tf
 from tfrl.run import rng
 from tfrl.workers import machine
 from tfrl.workers.data_parallel import Weights
-from tfrl.workers.strategy import resolve_precision, set_up_tensorflow
+from tfrl.workers.strategy import Runtime, resolve_precision, set_up_tensorflow
 
 if TYPE_CHECKING:
     from tfrl.networks.actor_critic import ActorCritic
     from tfrl.networks.network import Network
+    from tfrl.networks.numpy_policy import NumpyActorCritic, NumpyPolicy
 
 
 _MOST_ENVS = 16
@@ -50,7 +58,7 @@ class ActingNetwork:
       at_once: parts of a forward pass that CPUs compute at the same time.
 
     Attributes:
-      numpy_can_act: True if NumPy can compute the network. It depends only on the settings.
+      numpy_policy: the policy in NumPy; None if NumPy cannot compute it. It depends only on the settings.
     """
 
     def __init__(
@@ -60,13 +68,15 @@ class ActingNetwork:
         self._config = config
         self._read = read
         self._forward = network.forward_pass(on_gpu=on_gpu, at_once=at_once)
-        self.numpy_can_act = network.fits_arrays
+        from tfrl.networks.numpy_policy import policy_in_numpy  # which imports Keras
+
+        self.numpy_policy: NumpyPolicy | None = policy_in_numpy(network)
         self._array_pass: Callable[[np.ndarray], np.ndarray] | None = None
 
     @property
     def numpy_acts(self) -> bool:
         """True if NumPy also acts in the training envs."""
-        return self.numpy_can_act and self._config.num_envs <= _MOST_ENVS
+        return self.numpy_policy is not None and self._config.num_envs <= _MOST_ENVS
 
     def forget_weights(self) -> None:
         """Drops the cached NumPy weights, because the weights change."""
@@ -79,12 +89,16 @@ class ActingNetwork:
         Returns the function that `array_pass` calls.
         """
         if self._array_pass is None:
-            self._array_pass = self.network.array_pass(self.vectors())
+            return self.use_weights(self.vectors())
         return self._array_pass
 
-    def use_weights(self, vectors: Mapping[str, np.ndarray]) -> None:
-        """Acts in NumPy with these weight vectors, which must be the present ones."""
-        self._array_pass = self.network.array_pass(vectors)
+    def use_weights(self, vectors: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+        """Acts in NumPy with these weight vectors, which must be the present ones; returns like
+        `keep_weights`.
+        """
+        assert self.numpy_policy is not None
+        self._array_pass = self.numpy_policy.outputs(vectors)
+        return self._array_pass
 
     def vectors(self) -> dict[str, np.ndarray]:
         """The present weights as NumPy vectors."""
@@ -94,7 +108,7 @@ class ActingNetwork:
         """The first output of the network, float32 [B, P], computed in NumPy with the present weights."""
         return self.keep_weights()(observations)
 
-    def choose(
+    def act(
         self, observations: np.ndarray, noise: np.ndarray | None = None, memory: np.ndarray | None = None
     ) -> Any:
         """Actions [B, *shape] for observations [B, *shape], for any B.
@@ -102,18 +116,19 @@ class ActingNetwork:
         They are drawn by noise float32 [B, K]; None gives the most likely actions. A recurrent network also
         takes its memory [B, M], and returns (actions, states [B, S]).
         """
-        if self.numpy_can_act:
+        policy = self.numpy_policy
+        if policy is not None:
             outputs = self.array_pass(observations)
-            return self.network.act_greedily(outputs) if noise is None else self.network.act(outputs, noise)
+            return policy.act_greedily(outputs) if noise is None else policy.act(outputs, noise)
         rows = (None if x is None else tf.convert_to_tensor(x) for x in (observations, noise, memory))
-        return tf.nest.map_structure(lambda x: x.numpy(), self._choose(*rows))
+        return tf.nest.map_structure(lambda x: x.numpy(), self._act(*rows))
 
     def deviations(self, observations: np.ndarray, *memory: np.ndarray) -> np.ndarray:
         """The policy's standard deviation, before the tanh, a mean over an action's numbers, float64 [B].
 
-        Only for a network that `has_deviation`; the arguments are those of `choose`.
+        Only for a network that `has_deviation`; the arguments are those of `act`.
         """
-        if self.numpy_can_act:
+        if self.numpy_policy is not None:
             parameters = self.array_pass(observations)
         else:
             parameters = self._parameters(*map(tf.convert_to_tensor, (observations, *memory))).numpy()
@@ -128,7 +143,7 @@ class ActingNetwork:
         return self._forward(self._read(), observations, *memory)
 
     @compiled(reduce_retracing=True)
-    def _choose(
+    def _act(
         self,
         observations: tf.Tensor,
         noise: tf.Tensor | None,
@@ -153,54 +168,80 @@ class ActingActorCritic(ActingNetwork):
 
     When NumPy acts, a rollout keeps the outputs of the policy. `complete` then adds log-probabilities and
     values of all steps at once, which is faster.
+
+    Args:
+      network, config, read, on_gpu, at_once: those of `ActingNetwork`.
+      runtime: the replicas that `sample` uses; None: one device, where an actor collects.
     """
 
     network: ActorCritic
+    numpy_policy: NumpyActorCritic | None
 
-    def act(
+    def __init__(
+        self,
+        network: ActorCritic,
+        config: RLSettings,
+        read: Callable[[], Weights],
+        *,
+        on_gpu: bool,
+        at_once: int,
+        runtime: Runtime | None = None,
+    ) -> None:
+        super().__init__(network, config, read, on_gpu=on_gpu, at_once=at_once)
+        self._runtime, self._sampling_pass = runtime, self._forward
+        if runtime is not None:
+            self._sampling_pass = network.forward_pass(on_gpu=on_gpu, at_once=runtime.parts_at_once)
+            if on_gpu:  # the launches of its hundred kernels take most of the time (docs/notebook/gpu.md)
+                self._sampling_pass = graph(self._sampling_pass, jit_compile=True)
+
+    def sample(
         self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions [R, B, *shape] drawn for observations [R, B, *shape], and the extras, float32 [R, B, ...].
 
         A recurrent network also takes its memory [R, B, M], and its states [R, B, S] are among the extras.
         """
-        size = observations.shape[:2]
-        arguments = (observations, noise) if memory is None else (observations, noise, memory)
-        observations, noise, *remembered = (x.reshape(-1, *x.shape[2:]) for x in arguments)
-        if self.numpy_acts:
-            parameters = self.array_pass(observations)
-            actions, extras = self.network.act(parameters, noise), {"parameters": parameters}
+        size, rows = observations.shape[:2], (observations, noise, *([] if memory is None else [memory]))
+        flat = [x.reshape(-1, *x.shape[2:]) for x in rows]
+        names: Sequence[str] = EXTRAS
+        policy = self.numpy_policy if self.numpy_acts else None
+        if policy is not None:
+            parameters = self.array_pass(flat[0])
+            results, names = [policy.act(parameters, flat[1]), parameters], ["parameters"]
+        elif self._runtime is None:
+            results = [x.numpy() for x in self._sample(*map(tf.convert_to_tensor, flat))]
         else:
-            results = self._act_with_extras(*map(tf.convert_to_tensor, (observations, noise, *remembered)))
-            actions, *further = (x.numpy() for x in results)
-            extras = dict(zip(EXTRAS, further, strict=False))
-        extras = {name: x.reshape(*size, *x.shape[1:]) for name, x in extras.items()}
-        return actions.reshape(*size, *actions.shape[1:]), extras
+            by_replica = self._sample(*map(self._runtime.per_replica, rows))
+            results = [np.concatenate(self._runtime.local_results(x)) for x in by_replica]
+        actions, *extras = (x.reshape(*size, *x.shape[1:]) for x in results)
+        return actions, dict(zip(names, extras, strict=False))
 
     @compiled(reduce_retracing=True)
-    def _act_with_extras(
+    def _sample(self, *rows: Any) -> Any:
+        if self._runtime is None:
+            return self._sample_on_device(*rows)
+        return self._runtime.strategy.run(self._sample_on_device, args=rows)
+
+    def _sample_on_device(
         self, observations: tf.Tensor, noise: tf.Tensor, *memory: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
+        """Actions [B, *shape] and the arrays that `EXTRAS` names; some networks have only two of them."""
         noise, factors = self.network.split_noise(noise)
-        return self.actions_and_extras(self.outputs(observations, *memory, *factors), noise)
-
-    def actions_and_extras(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Actions [B, *shape] drawn from outputs, and the arrays that `EXTRAS` names; some networks have only
-        two.
-        """
+        outputs = self._sampling_pass(self._read(), observations, *memory, *factors)
         policy = self.network.distribution(outputs[0])
         actions = policy.sample(noise)
         return actions, policy.log_prob(actions), *outputs[1:]
 
     def complete(self, rollout: Rollout) -> None:
         """Adds log-probabilities and values to a rollout that NumPy collected with the present weights."""
-        if not self.numpy_acts:
+        policy = self.numpy_policy if self.numpy_acts else None
+        if policy is None:
             return
         parameters, observations = rollout.extras["parameters"], rollout.observations[:, :-1]
-        size, distribution = parameters.shape[:-1], self.network.distribution
-        actions = rollout.actions.reshape(-1, *distribution.action_spec.shape)
-        log_probs = distribution.log_probs_of(parameters.reshape(-1, parameters.shape[-1]), actions)
-        values = self.network.array_values(self.vectors())(observations.reshape(-1, observations.shape[-1]))
+        size, action_spec = parameters.shape[:-1], self.network.distribution.action_spec
+        actions = rollout.actions.reshape(-1, *action_spec.shape)
+        log_probs = policy.actions.log_probs(parameters.reshape(-1, parameters.shape[-1]), actions)
+        values = policy.values(self.vectors())(observations.reshape(-1, observations.shape[-1]))
         rollout.extras |= {"log_prob": log_probs.reshape(size), "value": values.reshape(size)}
 
 
@@ -247,12 +288,13 @@ class ExploringNetwork(ActingNetwork):
         width = self.network.noise_size
         noise = rows[:, :width]
         exploration = rows[0, width : width + len(self._config.exploration(0))]
-        if self.numpy_acts:
-            return self.network.act(self.array_pass(observations), noise, *exploration)
+        policy = self.numpy_policy if self.numpy_acts else None
+        if policy is not None:
+            return policy.act(self.array_pass(observations), noise, *exploration)
         observations, noise, *further = map(tf.convert_to_tensor, (observations, noise, *exploration))
-        return self._choose(observations, noise, None, *further).numpy()
+        return self._act(observations, noise, None, *further).numpy()
 
-    def act(
+    def sample(
         self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions [R, B, *shape] for observations [R, B, *shape], by rows [R, B, ...] of `draw`."""
@@ -384,4 +426,4 @@ class SavedPolicy(Behavior):
         A recurrent policy also takes its memory [B, M], and returns a pair: actions, and states [B, S].
         """
         with tf.device(self._device):
-            return self.acting.choose(observations, None if self.greedy else noise, *memory)
+            return self.acting.act(observations, None if self.greedy else noise, *memory)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from tfrl.algorithms.acting import EXTRAS, ActingActorCritic
+from tfrl.algorithms.acting import ActingActorCritic
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE
@@ -17,7 +17,7 @@ from tfrl.config.run import ENVS, Network, ScheduledLearning
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.networks.weights import torso_vectors
-from tfrl.ops.graph import compiled, graph, tf
+from tfrl.ops.graph import compiled, tf
 from tfrl.workers.data_parallel import DataParallel, GradientStep
 from tfrl.workers.strategy import Runtime
 
@@ -100,8 +100,6 @@ class RolloutSettings(Network, Rollouts, DistributedSettings):
             raise UserError(
                 f"--sequence-length must divide --num-steps {self.num_steps}; got {self.sequence_length}."
             )
-        if self.total_steps < self.steps_per_update:
-            raise UserError(f"--total-steps must be at least one update, {product}; got {self.total_steps}.")
 
 
 class ActorCriticAgent(Agent):
@@ -123,15 +121,11 @@ class ActorCriticAgent(Agent):
         self.learning = DataParallel(
             runtime, self.network.initial(), self.make_steps(), compiled=self.uses_xla
         )
-        on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once
-        self._forward = self.network.forward_pass(on_gpu=on_gpu, at_once=at_once)
-        if on_gpu:  # the launches of its hundred kernels take most of the time (docs/notebook/gpu.md)
-            self._forward = graph(self._forward, jit_compile=True)
-        at_once *= runtime.local_replicas
+        on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once * runtime.local_replicas
         part_rows = _VALUE_ROWS if config.has_one_topology else None
         self._value_pass = self.network.value_pass(on_gpu=on_gpu, at_once=at_once, part_rows=part_rows)
         self.acting = ActingActorCritic(
-            self.network, config, self._acting_weights, on_gpu=on_gpu, at_once=at_once
+            self.network, config, self._acting_weights, on_gpu=on_gpu, at_once=at_once, runtime=runtime
         )
 
     def make_steps(self) -> dict[str, GradientStep]:
@@ -175,36 +169,7 @@ class ActorCriticAgent(Agent):
             for name, vector in torso_vectors(self.network, self._config.torso_weights).items():
                 self.learning.assign(name, vector)
 
-    # Acting
-
-    def act(
-        self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
-    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Actions [R, B, *shape] drawn for observations [R, B, *shape], and the extras.
-
-        A recurrent network also takes its memory [R, B, M], and its states [R, B, S] are among the extras.
-        """
-        if self.acting.numpy_acts:
-            return self.acting.act(observations, noise)
-        rows = (observations, noise) if memory is None else (observations, noise, memory)
-        results = self._act(*map(self._runtime.per_replica, rows))
-        actions, *further = (np.stack(self._runtime.local_results(r)) for r in results)
-        return actions, dict(zip(EXTRAS, further, strict=False))
-
-    def complete(self, rollout: Rollout) -> None:
-        """Adds log-probabilities and values to a rollout that NumPy collected with the present weights."""
-        self.acting.complete(rollout)
-
-    @compiled(reduce_retracing=True)
-    def _act(self, *rows: Any) -> Any:
-        return self._runtime.strategy.run(self._act_on_replica, args=rows)
-
-    def _act_on_replica(
-        self, observations: tf.Tensor, noise: tf.Tensor, *memory: tf.Tensor
-    ) -> tuple[tf.Tensor, ...]:
-        noise, factors = self.network.split_noise(noise)
-        outputs = self._forward(self._acting_weights(), observations, *memory, *factors)
-        return self.acting.actions_and_extras(outputs, noise)
+    # Values
 
     def values(
         self, observations: np.ndarray, shape: tuple[int, ...], memory: np.ndarray | None = None

@@ -5,7 +5,6 @@ The network is PPO's, so `tfrl.ppo --start-from` goes on with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -42,32 +41,12 @@ class BC:
     """Normalise vectors by their mean and standard deviation in the set, which the policy contains."""
 
 
-_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "default": {
-        "torso": "auto",
-        "share_torso": False,
-        "free_deviation": True,
-        "normalize_observations": True,
-        "total_steps": 20_000,
-        "lr": 1e-3,
-        "eval_greedy": True,
-    },
-    "images": {"torso": "auto", "total_steps": 5_000, "iteration_steps": 100, "lr": 5e-4},
-}
-"""The settings that each preset changes in Config's defaults: the networks of PPO's own presets."""
-
-
 @dataclass(frozen=True)
 class Config(BC, Network, OfflineSettings):
     """All settings of behaviour cloning. One field a flag."""
 
-    algorithm: ClassVar[str] = "bc"
+    algorithm: str = "bc"
     sections: ClassVar[tuple[type, ...]] = (OfflineTask, Offline, BC, Network, Hardware, Run)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
-    preset_summaries: ClassVar[Mapping[str, str]] = {
-        "default": "for vectors, with the network of PPO's preset gymnasium",
-        "images": "for images, which use it by default, with the network of PPO's preset openai-easy",
-    }
     make_network = RolloutSettings.make_network  # it takes these settings, too
 
     def default_preset(self) -> str:
@@ -101,15 +80,17 @@ class BCAgent(OfflineAgent):
         """One gradient step, of the actor and its torso."""
         learned = [name for name in self.network.learned if name not in ("critic", "critic_torso")]
         rates = (self._config.lr,) * len(learned)
-        return {"policy": self.make_step(learned, self._loss, self._metrics, rates=rates)}
+        metrics = ("policy_loss", "entropy", self._likeness)
+        return {"policy": self.make_step(learned, self._loss, metrics, rates=rates)}
 
     @property
     def _is_continuous(self) -> bool:
         return isinstance(self.network.distribution.action_spec, Box)
 
     @property
-    def _metrics(self) -> tuple[str, ...]:
-        return "policy_loss", "entropy", "action_error" if self._is_continuous else "accuracy"
+    def _likeness(self) -> str:
+        """The metric that says how near the most likely actions are to the recorded ones."""
+        return "action_error" if self._is_continuous else "accuracy"
 
     def _loss(self, weights: Weights, rows: Rows) -> Losses:
         """-log pi(a | o), and the entropy bonus."""
@@ -117,35 +98,38 @@ class BCAgent(OfflineAgent):
         actions = rows["action"]
         loss, entropy, best = -log_likelihood(policy, actions), policy.entropy(), policy.mode()
         if self._is_continuous:
-            metric = tf.reduce_mean(tf.abs(best - actions), axis=1)
+            likeness = tf.reduce_mean(tf.abs(best - actions), axis=1)
         else:
             same = tf.cast(tf.equal(best, actions), tf.float32)
-            metric = tf.reduce_min(tf.reshape(same, (tf.shape(same)[0], -1)), axis=1)
-        metrics = dict(zip(self._metrics, (loss, entropy, metric), strict=True))
+            likeness = tf.reduce_min(tf.reshape(same, (tf.shape(same)[0], -1)), axis=1)
+        metrics = {"policy_loss": loss, "entropy": entropy, self._likeness: likeness}
         return Losses(loss - self._config.entropy_coef * entropy, metrics, loss)
 
     @property
     def validation_names(self) -> tuple[str, ...]:
         """The loss, and the share of equal actions or the mean error of actions."""
-        return "validation/loss", f"validation/{self._metrics[-1]}"
+        return "validation/loss", f"validation/{self._likeness}"
 
     def validate(self, observations: np.ndarray, actions: np.ndarray) -> dict[str, float]:
-        """The loss and the last metric of transitions [n, ...]; NaN for none."""
+        """The metrics of `validation_names` of transitions [n, ...]; NaN for none."""
         if not len(actions):
             return dict.fromkeys(self.validation_names, float("nan"))
-        size, sums = self._config.part_rows, np.zeros(2)
+        size, sums = self._config.part_rows, dict.fromkeys(self.validation_names, 0.0)
         for begin in range(0, len(actions), size):
             shown, taken = observations[begin : begin + size], actions[begin : begin + size]
             count, missing = len(taken), size - len(taken)
             pad = [np.concatenate([x, x[:1].repeat(missing, axis=0)]) for x in (shown, taken)]
-            found = self._validate(*map(tf.convert_to_tensor, pad))
-            sums += [float(x.numpy()[:count].sum(dtype=np.float64)) for x in found]
-        return dict(zip(self.validation_names, (sums / len(actions)).tolist(), strict=True))
+            for name, values in self._validate(*map(tf.convert_to_tensor, pad)).items():
+                sums[name] += float(values.numpy()[:count].sum(dtype=np.float64))
+        return {name: total / len(actions) for name, total in sums.items()}
 
     @compiled(reduce_retracing=True)
     def _validate(self, observations: tf.Tensor, actions: tf.Tensor) -> Any:
         found = self._loss(self.learning.weights(), {"observation": observations, "action": actions}).metrics
-        return found["policy_loss"], found[self._metrics[-1]]
+        return {
+            "validation/loss": found["policy_loss"],
+            f"validation/{self._likeness}": found[self._likeness],
+        }
 
 
 _LARGEST = 0.999

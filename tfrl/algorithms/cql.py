@@ -8,12 +8,11 @@ The networks are those of SAC and DQN, so `tfrl.sac` and `tfrl.dqn` go on with t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from tfrl.algorithms import dqn, sac
-from tfrl.algorithms.offline import DEFAULTS, OfflineAgent, OfflineSettings, OfflineTask, OfflineValues
+from tfrl.algorithms.offline import OfflineAgent, OfflineSettings, OfflineTask, OfflineValues
 from tfrl.algorithms.replay import Rows
 from tfrl.algorithms.sac import SAC, SACAgent
 from tfrl.cli.flags import COUNT, NOT_NEGATIVE
@@ -43,16 +42,8 @@ class CQL(SAC):
 class Config(CQL, OfflineValues, OfflineSettings):
     """All settings of a CQL run. One field a flag."""
 
-    algorithm: ClassVar[str] = "cql"
+    algorithm: str = "cql"
     sections: ClassVar[tuple[type, ...]] = (OfflineTask, OfflineValues, CQL, Torso, Hardware, Run)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "default": {**DEFAULTS, "lr": 1e-4, "critic_lr": 3e-4},
-        "discrete": {**DEFAULTS, "lr": 3e-4, "conservative_weight": 1.0},
-    }
-    preset_summaries: ClassVar[Mapping[str, str]] = {
-        "default": "for continuous actions",
-        "discrete": "for discrete actions, which use it by default",
-    }
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box, Discrete)
     dueling: ClassVar[bool] = False
     exploration_end: ClassVar[float] = 0.05  # the share of random actions of sampled actions, as in DQN
@@ -130,7 +121,7 @@ class _DiscreteCQL(CQLAgent):
 class _ContinuousCQL(CQLAgent, SACAgent):
     """SAC with the conservative loss."""
 
-    settings = Config  # type: ignore[assignment]  # SAC's settings by the same names
+    settings = Config
     _config: Config  # type: ignore[assignment]  # SAC's settings by the same names
 
     @property

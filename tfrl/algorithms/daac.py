@@ -22,7 +22,8 @@ passes of the value follow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -30,7 +31,7 @@ import numpy as np
 
 from tfrl.algorithms import ppo
 from tfrl.algorithms.algorithm import check_finite
-from tfrl.algorithms.ppo import PPO, PPOAgent, Samples, Taken
+from tfrl.algorithms.ppo import PPO, UPDATE, PPOAgent, Samples, Shared
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import NATURAL, NOT_NEGATIVE, Range
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
@@ -65,29 +66,12 @@ class DAAC:
     """Hidden units of IDAAC's classifier; 0: it is linear."""
 
 
-_AUTHORS = {"epochs": 1, "normalize_advantages": "batch", "share_torso": False}
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "openai-easy": _AUTHORS,
-    "openai-hard": {**ppo.PRESETS["openai-hard"], **_AUTHORS},
-    "gymnasium": {**ppo.PRESETS["gymnasium"], **_AUTHORS},
-}
-"""The settings that each preset changes in Config's defaults."""
-_SUMMARIES = {
-    "openai-easy": "the authors' settings that are the same for all games; docs/algorithms.md lists the "
-    "differences",
-    "openai-hard": "the same for hard levels, with the levels and envs of PPO's openai-hard",
-    "gymnasium": "PPO's settings for Gymnasium envs, with the passes of the authors",
-}
-
-
 @dataclass(frozen=True)
 class Config(DAAC, ppo.Config):
     """All settings of a run of DAAC or IDAAC. One field a flag."""
 
-    algorithm: ClassVar[str] = "daac"
+    algorithm: str = "daac"
     sections: ClassVar[tuple[type, ...]] = (Task, PPO, DAAC, LevelReplay, Network, *DISTRIBUTED_SECTIONS)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
-    preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
 
     @property
     def minibatch_epochs(self) -> int:
@@ -126,7 +110,7 @@ class Config(DAAC, ppo.Config):
 
 
 _POLICY, _VALUE, _ORDER = "policy", "value", "order"  # the gradient steps
-_ORDER_MEANS = ("classifier_loss", "classifier_accuracy")
+_ORDER_METRICS = ("classifier_loss", "classifier_accuracy")
 
 
 class DAACAgent(PPOAgent):
@@ -144,40 +128,36 @@ class DAACAgent(PPOAgent):
             self.means = (*self.means, "order_loss")
         super().__init__(config, runtime)
         if self._hides_order:
-            self.metric_names += tuple(f"train/{name}" for name in _ORDER_MEANS)
+            self.metric_names += tuple(f"train/{name}" for name in _ORDER_METRICS)
         self.metric_names += ("train/value_loss", "train/value_grad_norm")
 
     def make_steps(self) -> dict[str, GradientStep]:
         """The gradient steps of policy, value and classifier, each with its own optimizer."""
         config, own = self._config, self.network.value_networks
-        learned = {
-            _POLICY: tuple(name for name in (*self.network.learned, "advantage") if name not in own),
-            _VALUE: tuple(name for name in self.network.learned if name in own),
-            **({_ORDER: ("order",)} if self._hides_order else {}),
-        }
-        loss = {_POLICY: self._minibatch_loss, _VALUE: self._value_step_loss, _ORDER: self._order_step_loss}
-        rates = {_VALUE: config.lr if config.critic_lr is None else config.critic_lr}
-        return {
-            name: GradientStep(
-                learned=vectors,
-                rates=(rates.get(name, config.lr),) * len(vectors),
-                loss=loss[name],
-                metrics=_ORDER_MEANS if name == _ORDER else self._minibatch_means(name),
-                optimizer=config.make_optimizer(uncorrected_epsilon=True),
-                batch_size=config.rows_per_step,
-                part_rows=self._part_rows(),
-                max_norm=config.max_grad_norm,
-                errors="largest" if name == _POLICY else "",
-            )
-            for name, vectors in learned.items()
-        }
-
-    def _minibatch_means(self, name: str) -> tuple[str, ...]:
-        return self.means if name == _POLICY else ("value_loss",)
-
-    def _step_means(self, name: str) -> tuple[str, ...]:
-        means = self._minibatch_means(name)
-        return (*means, *_ORDER_MEANS) if name == _POLICY and self._hides_order else means
+        of_policy = tuple(name for name in (*self.network.learned, "advantage") if name not in own)
+        of_value = tuple(name for name in self.network.learned if name in own)
+        value_rate = config.lr if config.critic_lr is None else config.critic_lr
+        of_ppo = super().make_steps()[UPDATE]
+        policy = dataclasses.replace(of_ppo, learned=of_policy, rates=(config.lr,) * len(of_policy))
+        value = dataclasses.replace(
+            of_ppo,
+            learned=of_value,
+            rates=(value_rate,) * len(of_value),
+            loss=self._value_step_loss,
+            metrics=("value_loss",),
+            norm="value_grad_norm",
+            errors="",
+        )
+        order = dataclasses.replace(
+            of_ppo,
+            learned=("order",),
+            rates=(config.lr,),
+            loss=self._order_step_loss,
+            metrics=_ORDER_METRICS,
+            norm="",
+            errors="",
+        )
+        return {_POLICY: policy, _VALUE: value} | ({_ORDER: order} if self._hides_order else {})
 
     @property
     def summary(self) -> dict[str, str]:
@@ -207,15 +187,15 @@ class DAACAgent(PPOAgent):
         samples = samples._replace(advantages=estimated.advantages, targets=estimated.targets)
         batch = (samples, estimated.moments, starts, tf.constant(scale))
         ends = config.epochs * config.steps_per_epoch, config.minibatch_epochs * config.steps_per_epoch
-        policy = self._take(_POLICY, batch, Taken.none(self._step_means(_POLICY)), ends[0], on_step)
-        metrics = policy.means(self._step_means(_POLICY))
-        metrics |= {"explained_variance": explained, "first_ratio_error": policy.first_error}
+        # For each minibatch, IDAAC's classifier takes its step before the policy.
+        kinds = (_ORDER, _POLICY) if self._hides_order else (_POLICY,)
+        policy = self._take(kinds, batch, self._nothing_taken(*kinds), ends[0], on_step)
+        metrics = policy.means() | {"explained_variance": explained, "first_ratio_error": policy.first_error}
         check_finite(metrics.items(), f" (minibatch {policy.end} of the update)")
         metrics["learning_rate"] = config.lr * scale
         if number % config.value_every == 0:
-            value = self._take(_VALUE, batch, Taken.none(self._step_means(_VALUE), ends[0]), ends[1], on_step)
-            of_value = value.means(self._step_means(_VALUE))
-            of_value["value_grad_norm"] = of_value.pop("grad_norm")
+            value = self._take((_VALUE,), batch, self._nothing_taken(_VALUE, begin=ends[0]), ends[1], on_step)
+            of_value = value.means()
             check_finite(of_value.items(), f" (minibatch {value.end} of the update)")
             metrics |= of_value
         return {f"train/{name}": value for name, value in metrics.items()}
@@ -230,19 +210,7 @@ class DAACAgent(PPOAgent):
         each = rollout.rewards.shape[2]
         return (steps * each + np.arange(each)).astype(np.int32), is_earlier
 
-    def _step_on_replica(self, name: str, *batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """The same as for PPO; the classifier of IDAAC takes its step before the policy."""
-        if name == _VALUE:
-            means, _ = super()._step_on_replica(name, *batch)
-            return means, tf.constant(0.0)
-        if not self._hides_order:
-            return super()._step_on_replica(name, *batch)
-        of_classifier, _ = super()._step_on_replica(_ORDER, *batch)
-        means, error = super()._step_on_replica(name, *batch)
-        count = len(self.means)  # the policy's metrics; its norm is the last one
-        return tf.concat([means[:count], of_classifier[:-1], means[count:]], axis=0), error
-
-    def _minibatch_loss(self, weights: Weights, starts: tf.Tensor, shared: Any) -> Losses:
+    def _minibatch_loss(self, weights: Weights, starts: tf.Tensor, shared: Shared) -> Losses:
         """L_policy of the module's docstring, with L_order for IDAAC."""
         config, samples, functions = self._config, self._minibatch(starts, shared), self.network.functions
         features, *_ = self.network.actor_features(weights, samples.observations, samples.memory)
@@ -255,23 +223,28 @@ class DAACAgent(PPOAgent):
         predicted = functions["advantage"](weights["advantage"], tf.concat([features, actions], axis=-1))
         advantage_loss = tf.square(predicted[:, 0] - samples.advantages)
         entropy = policy.entropy()
-        clipped = tf.cast(tf.abs(ratio - 1.0) > config.clip_ratio, tf.float32)
-        metrics = [policy_loss, advantage_loss, entropy, losses.approx_kl(log_ratio), clipped]
+        metrics = {
+            "policy_loss": policy_loss,
+            "advantage_loss": advantage_loss,
+            "entropy": entropy,
+            "approx_kl": losses.approx_kl(log_ratio),
+            "clip_fraction": tf.cast(tf.abs(ratio - 1.0) > config.clip_ratio, tf.float32),
+        }
         loss = policy_loss + config.advantage_coef * advantage_loss - config.entropy_coef * entropy
         if self._hides_order:
             log_d = self._log_order(weights, features, self._other_features(weights, samples, shared))
-            order_loss = -0.5 * tf.reduce_sum(log_d, axis=-1)
-            loss, metrics = loss + config.order_coef * order_loss, [*metrics, order_loss]
-        return Losses(loss, dict(zip(self.means, metrics, strict=True)), tf.abs(ratio - 1.0))
+            metrics["order_loss"] = order_loss = -0.5 * tf.reduce_sum(log_d, axis=-1)
+            loss += config.order_coef * order_loss
+        return Losses(loss, metrics, tf.abs(ratio - 1.0))
 
-    def _value_step_loss(self, weights: Weights, starts: tf.Tensor, shared: Any) -> Losses:
+    def _value_step_loss(self, weights: Weights, starts: tf.Tensor, shared: Shared) -> Losses:
         """L_value of the module's docstring."""
         samples = self._minibatch(starts, shared)
         values = self.network.critic_values(weights, samples.observations, samples.memory)
         loss = self._value_loss(values, samples.values, samples.targets)
         return Losses(loss, {"value_loss": loss})
 
-    def _order_step_loss(self, weights: Weights, starts: tf.Tensor, shared: Any) -> Losses:
+    def _order_step_loss(self, weights: Weights, starts: tf.Tensor, shared: Shared) -> Losses:
         """L_D of the module's docstring; the features are constants here."""
         samples = self._minibatch(starts, shared)
         features, *_ = self.network.actor_features(weights, samples.observations, None)
@@ -279,12 +252,11 @@ class DAACAgent(PPOAgent):
         is_earlier = samples.extra[1]
         loss = -(is_earlier * log_d[:, 0] + (1.0 - is_earlier) * log_d[:, 1])
         right = tf.cast((log_d[:, 0] > log_d[:, 1]) == (is_earlier > 0.5), tf.float32)
-        return Losses(loss, dict(zip(_ORDER_MEANS, (loss, right), strict=True)))
+        return Losses(loss, {"classifier_loss": loss, "classifier_accuracy": right})
 
-    def _other_features(self, weights: Weights, samples: Samples, shared: Any) -> tf.Tensor:
+    def _other_features(self, weights: Weights, samples: Samples, shared: Shared) -> tf.Tensor:
         """The policy's features of the observations that the samples are paired with, float32 [b, D]."""
-        rollout, *_ = shared
-        observations = tf.gather(rollout.observations, samples.extra[0])
+        observations = tf.gather(shared.rollout.observations, samples.extra[0])
         return self.network.actor_features(weights, observations, None)[0]
 
     def _log_order(self, weights: Weights, features: tf.Tensor, others: tf.Tensor) -> tf.Tensor:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from tfrl.algorithms.replay import TASKS, ReplayAgent, ReplayLearning, ReplaySettings, Rows
+from tfrl.algorithms.replay import ReplayAgent, ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.flags import COUNT, NOT_NEGATIVE, Range
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
-from tfrl.config.run import Task, Torso
+from tfrl.config.run import RLSettings, Task, Torso
 from tfrl.ops import q_learning
 from tfrl.ops.graph import tf
 from tfrl.workers.data_parallel import TARGET, GradientStep, Losses, Weights
@@ -32,21 +31,12 @@ class DDPG:
     Ornstein-Uhlenbeck process; 0 is independent noise."""
 
 
-_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    **TASKS,
-    "mountain-car": {**TASKS["mountain-car"], "exploration_noise": 0.5},
-    "cleanrl": {**TASKS["cleanrl"], "learning_starts": 25_000, "policy_delay": 2},
-}
-"""The settings that each preset changes in Config's defaults, also for TD3."""
-
-
 @dataclass(frozen=True)
 class Config(DDPG, ReplaySettings):
     """All settings of a DDPG run. One field a flag."""
 
-    algorithm: ClassVar[str] = "ddpg"
+    algorithm: str = "ddpg"
     sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, DDPG, Torso, *DISTRIBUTED_SECTIONS)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
 
     def make_network(self, precision: str) -> Any:
         """Makes an actor and a critic."""
@@ -58,7 +48,7 @@ class Config(DDPG, ReplaySettings):
 class DDPGAgent(ReplayAgent):
     """Train DDPG, an actor and its critic, on an env with continuous actions."""
 
-    settings = Config
+    settings: ClassVar[type[RLSettings]] = Config
     env = "Pendulum-v1"
     _config: Config
     network: ActorAndCritics

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from tfrl.algorithms.replay import DEFAULTS, ReplayAgent, ReplayLearning, ReplaySettings, Rows
+from tfrl.algorithms.replay import ReplayAgent, ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.flags import FRACTION, NATURAL
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Task, Torso
@@ -57,83 +57,12 @@ def epsilon(kind: str, start: float, end: float, step: int, steps: int) -> float
     return end if step >= steps else start + (end - start) * (step / steps)
 
 
-_DEFAULTS = {
-    **DEFAULTS,
-    "tau": 1.0,
-    "target_every": 500,
-    "batch_size": 128,
-    "lr": 2.5e-4,
-    "replay_size": 100_000,
-}
-_CARTPOLE = {**_DEFAULTS, "env": "CartPole-v1", "total_steps": 50_000}
-
-_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "default": _DEFAULTS,
-    "catch": {
-        **_DEFAULTS,
-        "env": "catch",
-        "num_levels": 0,
-        "total_steps": 20_000,
-        "num_envs": 16,
-        "iteration_steps": 2000,
-        "train_every": 64,
-        "updates_per_step": 0.25,
-        "batch_size": 64,
-        "learning_starts": 1000,
-        "exploration_steps": 4000,
-        "target_every": 50,
-        "lr": 1e-3,
-        "torso": "cookbook",
-    },
-    # The target network moves slowly. When it was copied every 10 or 100 steps, half of the seeds failed.
-    "cartpole": {
-        **_CARTPOLE,
-        "learning_starts": 1000,
-        "train_every": 64,
-        "updates_per_step": 0.5,
-        "batch_size": 64,
-        "n_step": 3,
-        "lr": 1e-3,
-        "lr_schedule": "linear",
-        "tau": 0.01,
-        "target_every": 1,
-        "huber_delta": 1.0,
-        "exploration_end": 0.04,
-        "exploration_steps": 8000,
-        "hidden": "128,128",
-        "max_grad_norm": 10.0,
-    },
-    "cleanrl": {
-        **_CARTPOLE,
-        "total_steps": 500_000,
-        "replay_size": 10_000,
-        "learning_starts": 10_000,
-        "train_every": 10,
-        "updates_per_step": 0.1,
-        "double": False,
-        "exploration_steps": 250_000,
-        "target_every": 50,
-        "hidden": "120,84",
-    },
-}
-"""The settings that each preset changes in Config's defaults."""
-
-_SUMMARIES = {
-    "default": "for any env",
-    "catch": "for catch, which uses it by default",
-    "cartpole": "for CartPole-v1, which uses it by default",
-    "cleanrl": "CleanRL's settings for CartPole-v1",
-}
-
-
 @dataclass(frozen=True)
 class Config(DQN, ReplaySettings):
     """All settings of a DQN run. One field a flag."""
 
-    algorithm: ClassVar[str] = "dqn"
+    algorithm: str = "dqn"
     sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, DQN, Torso, *DISTRIBUTED_SECTIONS)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
-    preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     presets_of_envs: ClassVar[Mapping[str, str]] = {"CartPole-v1": "cartpole", "catch": "catch"}
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Discrete,)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from tfrl.ops import losses
 from tfrl.ops.augment import AUGMENTATIONS, SlidingWindowUCB
 from tfrl.ops.graph import graph, tf
 from tfrl.run import rng
-from tfrl.workers.data_parallel import Weights
+from tfrl.workers.data_parallel import Losses, Weights
 from tfrl.workers.strategy import Runtime
 
 UCB = "ucb"
@@ -52,28 +52,12 @@ class DrAC:
     """Weight of DrAC's losses, which make policy and value equal for augmented and true observations."""
 
 
-_AUTHORS = {"normalize_advantages": "batch"}
-_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "openai-easy": _AUTHORS,
-    "openai-hard": {**ppo.PRESETS["openai-hard"], **_AUTHORS},
-    "gymnasium": {**ppo.PRESETS["gymnasium"], "normalize_observations": False},
-}
-"""The settings that each preset changes in Config's defaults."""
-_SUMMARIES = {
-    "openai-easy": "the authors' settings, which are for easy levels",
-    "openai-hard": "the same, with the levels and envs of PPO's openai-hard",
-    "gymnasium": "PPO's settings for Gymnasium envs, for envs with images",
-}
-
-
 @dataclass(frozen=True)
 class Config(DrAC, ppo.Config):
     """All settings of a run of data-regularised PPO. One field a flag."""
 
-    algorithm: ClassVar[str] = "drac"
+    algorithm: str = "drac"
     sections: ClassVar[tuple[type, ...]] = (Task, PPO, DrAC, LevelReplay, Network, *DISTRIBUTED_SECTIONS)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
-    preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Discrete,)
 
     @property
@@ -172,17 +156,18 @@ class DrACAgent(PPOAgent):
         return (rollout.by_replica(rng.augmentation_seeds(config.seed, number, envs, config.num_steps)),)
 
     def _losses(
-        self, weights: Weights, samples: Samples, index: tf.Tensor
-    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
+        self, weights: Weights, samples: Samples, index: tf.Tensor, outputs: Sequence[tf.Tensor] | None = None
+    ) -> Losses:
         """PPO's losses with G_pi and G_V."""
         augmented = self._augmented(samples.observations, samples.extra[0], index)
-        logits, values, *_ = self.network.outputs(weights, samples.observations, samples.memory)
-        loss, metrics, ratio = self._losses_from_outputs(samples, logits, values)
+        outputs = outputs or self.network.outputs(weights, samples.observations, samples.memory)
+        of_ppo, (logits, values) = super()._losses(weights, samples, index, outputs), outputs[:2]
         augmented_logits, augmented_values, *_ = self.network.outputs(weights, augmented, samples.memory)
         of_policy = losses.categorical_kl(tf.stop_gradient(logits), augmented_logits)
         of_value = losses.value_error(augmented_values, tf.stop_gradient(values))
-        loss += self._config.augment_coef * (of_policy + of_value)
-        return loss, [*metrics, of_policy, of_value], ratio
+        metrics = {**of_ppo.metrics, "policy_regularizer": of_policy, "value_regularizer": of_value}
+        loss = of_ppo.losses + self._config.augment_coef * (of_policy + of_value)
+        return of_ppo._replace(losses=loss, metrics=metrics)
 
     def _augmented(self, observations: tf.Tensor, seeds: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
         """Observations [b, *shape] with augmented images; the images of one observation change equally."""

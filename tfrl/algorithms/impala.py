@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-import numpy as np
-
 from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSettings, flat, units_of_part
 from tfrl.algorithms.algorithm import check_finite
 from tfrl.cli.errors import UserError
@@ -50,67 +48,12 @@ class IMPALA(Rollouts):
     value_coef: Annotated[float, NOT_NEGATIVE] = 0.25
 
 
-_GYMNASIUM = {
-    "total_steps": 1_000_000,
-    "num_envs": 16,
-    "num_steps": 32,
-    "num_minibatches": 1,
-    "lr": 1e-3,
-    "lr_schedule": "linear",
-    "gamma": 0.99,
-    "entropy_coef": 0.01,
-    "value_coef": 0.5,
-    "normalize_observations": True,
-    "free_deviation": True,
-    "torso": "auto",
-    "share_torso": False,
-    "eval_greedy": True,
-}
-
-_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "procgen": {},
-    "procgen-hard": {
-        "distribution_mode": "hard",
-        "num_levels": 500,
-        "total_steps": 200_000_000,
-        "num_envs": 256,
-        "num_minibatches": 16,
-    },
-    "paper": {
-        "num_envs": 32,
-        "num_steps": 20,
-        "num_minibatches": 1,
-        "optimizer": "rmsprop",
-        "lr": 6e-4,
-        "lr_schedule": "linear",
-        "adam_epsilon": 0.1 / 640**2,
-        "gamma": 0.99,
-        "vtrace_lambda": 1.0,
-        "entropy_coef": 0.01,
-        "value_coef": 0.5,
-        "max_grad_norm": 40 / 640,
-    },
-    "gymnasium": _GYMNASIUM,
-}
-"""The settings that each preset changes in Config's defaults."""
-
-_SUMMARIES = {
-    "procgen": "for procgen's easy levels; the other presets begin from these",
-    "procgen-hard": "for procgen's hard levels",
-    "paper": "Espeholt et al. 2018, table G.1. Its loss is a sum over 20 x 32 samples, and ours is the mean, "
-    "so its gradient norm is divided by 640, and its epsilon by the square of 640",
-    "gymnasium": "for Gymnasium envs with vectors, which use it by default",
-}
-
-
 @dataclass(frozen=True)
 class Config(IMPALA, RolloutSettings):
     """All settings of an IMPALA run. One field a flag."""
 
-    algorithm: ClassVar[str] = "impala"
+    algorithm: str = "impala"
     sections: ClassVar[tuple[type, ...]] = (Task, IMPALA, Network, *DISTRIBUTED_SECTIONS)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
-    preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     aliases: ClassVar[Mapping[str, str]] = {
         **RolloutSettings.aliases,
         "update_freq": "num_steps",
@@ -149,9 +92,8 @@ class Config(IMPALA, RolloutSettings):
         return "gymnasium" if of_vectors else "procgen"
 
 
-# The reports of a gradient step: means over its samples. The moments are those of the targets and of the
-# values' errors.
-_MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "vtrace_rho")
+_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "vtrace_rho")
+# Moments of the targets and of the values' errors, from which the explained variance follows.
 _MOMENTS = ("target", "target_square", "error", "error_square")
 
 
@@ -180,7 +122,7 @@ class ImpalaAgent(ActorCriticAgent):
     env = "coinrun"
     _config: Config
     metric_names = tuple(
-        f"train/{name}" for name in (*_MEANS, "explained_variance", "grad_norm", "learning_rate")
+        f"train/{name}" for name in (*_METRICS, "explained_variance", "grad_norm", "learning_rate")
     )
 
     def make_steps(self) -> dict[str, GradientStep]:
@@ -191,11 +133,12 @@ class ImpalaAgent(ActorCriticAgent):
             learned=self.network.learned,
             rates=(config.lr,) * len(self.network.learned),
             loss=self._loss,
-            metrics=(*_MEANS, *_MOMENTS),
+            metrics=(*_METRICS, *_MOMENTS),
             optimizer=config.make_optimizer(uncorrected_epsilon=True),
             batch_size=config.rows_per_step,
             # A part has some envs of the minibatch, with all their steps.
             part_rows=units_of_part(envs, config.num_steps, runtime.micro_batch(config)),
+            norm="grad_norm",
             max_norm=config.max_grad_norm,
         )
         return {"update": step}
@@ -232,30 +175,32 @@ class ImpalaAgent(ActorCriticAgent):
             memory=() if rollout.memory is None else (rollout.started_memory, rollout.keeps),
         )
         batch = tf.nest.map_structure(self._runtime.per_replica, arrays)
-        sums = np.zeros(len(_MEANS) + len(_MOMENTS) + 1)
+        sums = dict.fromkeys((*_METRICS, *_MOMENTS, "grad_norm"), 0.0)
         for index in range(config.num_minibatches):
-            means = self._learn(batch, tf.constant(index), tf.constant(scale)).numpy()
-            names = (*_MEANS, *("value_loss",) * len(_MOMENTS), "grad_norm")
-            check_finite(zip(names, means, strict=True), f" (gradient step {index + 1} of the update)")
-            sums += means
+            of_step = self._learn(batch, tf.constant(index), tf.constant(scale))
+            found = {name: float(of_step[name]) for name in sums}
+            named = (("value_loss" if name in _MOMENTS else name, x) for name, x in found.items())
+            check_finite(named, f" (gradient step {index + 1} of the update)")
+            sums = {name: total + found[name] for name, total in sums.items()}
             on_step(index + 1)
-        return _metrics(sums / config.num_minibatches) | {"train/learning_rate": config.lr * scale}
+        metrics = {name: total / config.num_minibatches for name, total in sums.items()}
+        metrics["explained_variance"] = _explained_variance(*(metrics.pop(name) for name in _MOMENTS))
+        metrics["learning_rate"] = config.lr * scale
+        return {f"train/{name}": value for name, value in metrics.items()}
 
     @compiled()
-    def _learn(self, batch: Batch, index: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-        """One gradient step from the minibatch `index`; its means, moments and gradient norm."""
-        return self._runtime.first(
-            self._runtime.strategy.run(self._learn_on_replica, args=(batch, index, scale))
-        )
+    def _learn(self, batch: Batch, index: tf.Tensor, scale: tf.Tensor) -> dict[str, tf.Tensor]:
+        """One gradient step from the minibatch `index`; its metrics by name."""
+        metrics = self._runtime.strategy.run(self._learn_on_replica, args=(batch, index, scale))
+        return {name: self._runtime.first(value) for name, value in metrics.items()}
 
-    def _learn_on_replica(self, batch: Batch, index: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    def _learn_on_replica(self, batch: Batch, index: tf.Tensor, scale: tf.Tensor) -> dict[str, tf.Tensor]:
         """The gradient step of this replica's envs; `scale` multiplies the learning rate."""
         config = self._config
         # Every n-th env, so that a minibatch has the same global envs on any number of replicas.
         rows = config.num_envs // self._runtime.replicas // config.num_minibatches
         envs = index + config.num_minibatches * tf.range(rows)
-        outcome = self.learning.gradient_step("update", envs, batch, scale)
-        return tf.concat([outcome.means, [outcome.norm]], axis=0)
+        return self.learning.steps["update"].step(envs, batch, scale).metrics
 
     def _loss(self, weights: Weights, envs: tf.Tensor, batch: Batch) -> Losses:
         """The losses of all samples of the envs with indices int32 [b]."""
@@ -285,18 +230,22 @@ class ImpalaAgent(ActorCriticAgent):
         entropy = policy.entropy()
         loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
         log_ratio, target, error = (flat(x) for x in (log_ratios, targets, targets - values[:-1]))
-        rho = tf.minimum(tf.exp(log_ratio), config.rho_bar)
-        means = (policy_loss, value_loss, entropy, losses.approx_kl(log_ratio), rho)
-        moments = (target, tf.square(target), error, tf.square(error))
-        return Losses(loss, dict(zip((*_MEANS, *_MOMENTS), (*means, *moments), strict=True)))
+        metrics = {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "approx_kl": losses.approx_kl(log_ratio),
+            "vtrace_rho": tf.minimum(tf.exp(log_ratio), config.rho_bar),
+            "target": target,
+            "target_square": tf.square(target),
+            "error": error,
+            "error_square": tf.square(error),
+        }
+        return Losses(loss, metrics)
 
 
-def _metrics(means: np.ndarray) -> dict[str, float]:
-    """The metrics of an update from the means of its gradient steps."""
-    named = dict(zip(_MEANS, means.tolist(), strict=False))
-    target, target_square, error, error_square, norm = means[len(_MEANS) :].tolist()
+def _explained_variance(target: float, target_square: float, error: float, error_square: float) -> float:
+    """The explained variance of the targets from the means `_MOMENTS` of an update."""
     varies, unexplained = max(0.0, target_square - target**2), max(0.0, error_square - error**2)
     # For constant targets, varying values score 0 (scikit-learn's convention).
-    share = unexplained / varies if varies > 0 else float(unexplained > 0)
-    named |= {"explained_variance": 1.0 - share, "grad_norm": norm}
-    return {f"train/{name}": value for name, value in named.items()}
+    return 1.0 - (unexplained / varies if varies > 0 else float(unexplained > 0))

@@ -7,15 +7,14 @@ IQL's own.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
 from tfrl.algorithms import sac
 from tfrl.algorithms.bc import log_likelihood
-from tfrl.algorithms.offline import DEFAULTS, OfflineAgent, OfflineSettings, OfflineTask, OfflineValues
+from tfrl.algorithms.offline import OfflineAgent, OfflineSettings, OfflineTask, OfflineValues
 from tfrl.algorithms.replay import Rows
 from tfrl.cli.flags import NOT_NEGATIVE, POSITIVE, Range
 from tfrl.config.run import Hardware, Run, Torso
@@ -45,9 +44,8 @@ class IQL:
 class Config(IQL, OfflineValues, OfflineSettings):
     """All settings of an IQL run. One field a flag."""
 
-    algorithm: ClassVar[str] = "iql"
+    algorithm: str = "iql"
     sections: ClassVar[tuple[type, ...]] = (OfflineTask, OfflineValues, IQL, Torso, Hardware, Run)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": DEFAULTS}
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box, Discrete)
     make_network = sac.Config.make_network  # it takes these settings, too
 

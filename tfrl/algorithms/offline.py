@@ -86,17 +86,6 @@ class OfflineValues(Offline):
     """Gradient steps between updates of the target networks. None: 1; with TD3+BC, --policy-delay."""
 
 
-DEFAULTS: Mapping[str, Any] = {
-    "torso": "auto",
-    "hidden": "256,256",
-    "activation": "relu",
-    "precision": "float32",
-    "eval_episodes": 64,
-    "eval_greedy": True,
-}
-"""The settings that the presets of the algorithms with critics begin with."""
-
-
 @dataclass(frozen=True)
 class OfflineSettings(Offline, OfflineTask, RLSettings):
     """The settings of every algorithm that learns from recorded data.
@@ -106,8 +95,6 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
       patience: iterations without a lower loss of validation before the run ends; 0: it does not end.
     """
 
-    preset_summaries: ClassVar[Mapping[str, str]] = {"default": "for any set"}
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": DEFAULTS}
     for_any_actions: ClassVar[str] = "bc"
     validation: ClassVar[float] = 0.0  # BC has a setting
     patience: ClassVar[int] = 0  # as well

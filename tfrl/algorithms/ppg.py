@@ -13,7 +13,7 @@ which order; this file has the gradient steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -23,7 +23,6 @@ from rich import filesize
 from tfrl.algorithms import ppo
 from tfrl.algorithms.actor_critic import units_of_part
 from tfrl.algorithms.ppo import PPO, Estimates, PPOAgent
-from tfrl.algorithms.ppo import PRESETS as _OF_PPO
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT, NOT_NEGATIVE, POSITIVE, Range
 from tfrl.config.distributed import Actors, Learners
@@ -64,34 +63,6 @@ class PPG:
     """Weight of the loss that keeps the policy unchanged in the auxiliary phase."""
 
 
-# The authors' code: one pass, a value loss that is not halved, no clipping of values or gradients. Two
-# differences are not settings: they scale the initial weights of every unit to a norm, and ours are those of
-# PPO; their minibatches are whole rollouts of 256 steps of a few envs, and ours are as many random steps of
-# all envs, because then no topology changes them.
-_AUTHORS = {
-    "epochs": 1,
-    "clip_value": False,
-    "value_coef": 1.0,
-    "normalize_advantages": "batch",
-    "max_grad_norm": 1e9,
-    "adam_epsilon": 1e-8,
-    "share_torso": False,
-}
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "openai-easy": _AUTHORS,
-    "openai-hard": {**_OF_PPO["openai-hard"], "num_levels": 0, "total_steps": 100_000_000, **_AUTHORS},
-    "gymnasium": {**_OF_PPO["gymnasium"], "epochs": 1, "policy_updates": 16, "aux_lr": 3e-4},
-}
-"""The settings that each preset changes in Config's defaults."""
-_SUMMARIES = {
-    "openai-easy": "the authors' settings, with the levels and envs of PPO's openai-easy; docs/algorithms.md "
-    "lists the differences",
-    "openai-hard": "the same for hard levels, with the envs of their four workers: all levels are training "
-    "levels, as in the paper, so there are no unseen levels",
-    "gymnasium": "PPO's settings for Gymnasium envs, with shorter phases",
-}
-
-
 @dataclass(frozen=True)
 class Config(PPG, ppo.Config):
     """All settings of a run of phasic policy gradient. One field a flag.
@@ -101,10 +72,8 @@ class Config(PPG, ppo.Config):
     value reaches the torso in the auxiliary phase.)
     """
 
-    algorithm: ClassVar[str] = "ppg"
+    algorithm: str = "ppg"
     sections: ClassVar[tuple[type, ...]] = (Task, PPO, PPG, LevelReplay, Network, Hardware, Learners, Run)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
-    preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Discrete,)
     takes_own_heads: ClassVar[bool] = False  # the auxiliary head needs features
 
@@ -156,7 +125,7 @@ class Config(PPG, ppo.Config):
             )
 
 
-AUXILIARY = ("train/aux_value_loss", "train/aux_policy_kl", "train/aux_critic_loss", "train/aux_grad_norm")
+AUXILIARY = ("aux_value_loss", "aux_policy_kl", "aux_critic_loss", "aux_grad_norm")
 """The metrics of an auxiliary step."""
 
 
@@ -176,7 +145,7 @@ class PPGAgent(PPOAgent):
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
-        self.metric_names += AUXILIARY
+        self.metric_names += tuple(f"train/{name}" for name in AUXILIARY)
         self._policy_pass = self.network.output_pass(
             0, on_gpu=runtime.uses_gpu, at_once=runtime.parts_at_once
         )
@@ -193,6 +162,7 @@ class PPGAgent(PPOAgent):
             optimizer=config.make_optimizer(uncorrected_epsilon=True),
             batch_size=config.auxiliary_rows,
             part_rows=self._auxiliary_part_rows(),
+            norm="aux_grad_norm",
             max_norm=config.max_grad_norm,
             prefix="auxiliary_phase/",
         )
@@ -259,7 +229,7 @@ class PPGAgent(PPOAgent):
 
     def auxiliary_step(
         self, observations: np.ndarray, targets: np.ndarray, old_logits: np.ndarray, *memory: np.ndarray
-    ) -> np.ndarray:
+    ) -> dict[str, float]:
         """One gradient step of the auxiliary phase, a collective.
 
         Args:
@@ -270,19 +240,19 @@ class PPGAgent(PPOAgent):
             b, M + 1]. The samples are sequences of `auxiliary_sequence` steps, one after another.
 
         Returns:
-          The metrics of `AUXILIARY`, float32 [4], equal on every worker; they may be NaN.
+          The metrics of `AUXILIARY`, equal on every worker; they may be NaN.
         """
         self.acting.forget_weights()
         batch = (self._runtime.per_replica(x) for x in (observations, targets, old_logits, *memory))
-        return self._runtime.first(self._auxiliary_steps(*batch)).numpy()
+        metrics = self._auxiliary_steps(*batch)
+        return {name: float(self._runtime.first(metrics[name])) for name in AUXILIARY}
 
     @compiled(reduce_retracing=True)
     def _auxiliary_steps(self, *batch: Any) -> Any:
         return self._runtime.strategy.run(self._auxiliary_step_on_replica, args=batch)
 
-    def _auxiliary_step_on_replica(self, *batch: tf.Tensor) -> tf.Tensor:
-        outcome = self.learning.gradient_step("auxiliary", batch, (), tf.constant(1.0))
-        return tf.concat([outcome.means, [outcome.norm]], axis=0)
+    def _auxiliary_step_on_replica(self, *batch: tf.Tensor) -> dict[str, tf.Tensor]:
+        return self.learning.steps["auxiliary"].step(batch, (), tf.constant(1.0)).metrics
 
     def _auxiliary_loss(self, weights: Weights, rows: tuple[tf.Tensor, ...], _shared: Any) -> Losses:
         """L of the module's docstring for some rows."""
@@ -296,7 +266,8 @@ class PPGAgent(PPOAgent):
         of_auxiliary, of_critic = (losses.value_error(v, targets) for v in (auxiliary, values))
         kl = losses.categorical_kl(old_logits, logits)
         loss = of_auxiliary + self._config.beta_clone * kl + of_critic
-        return Losses(loss, dict(zip(AUXILIARY[:3], (of_auxiliary, kl, of_critic), strict=True)))
+        metrics = {"aux_value_loss": of_auxiliary, "aux_policy_kl": kl, "aux_critic_loss": of_critic}
+        return Losses(loss, metrics)
 
 
 def _by_time(x: tf.Tensor) -> tf.Tensor:

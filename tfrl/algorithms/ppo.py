@@ -18,6 +18,7 @@ from tfrl.algorithms.actor_critic import ActorCriticAgent, Rollouts, RolloutSett
 from tfrl.algorithms.algorithm import check_finite
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import FRACTION, NATURAL, NOT_NEGATIVE, POSITIVE, Range
+from tfrl.cli.settings import preset_files
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import Network, Task
 from tfrl.envs import registry
@@ -29,107 +30,6 @@ from tfrl.ops.optimizers import learning_rate
 from tfrl.run import rng
 from tfrl.workers.data_parallel import GradientStep, Losses, Weights, sum_replicas
 from tfrl.workers.strategy import Runtime
-
-# For Gymnasium's envs: short rollouts, and a small network each for policy and value.
-_GYMNASIUM = {
-    "total_steps": 1_000_000,
-    "num_envs": 8,
-    "num_steps": 128,
-    "epochs": 10,
-    "num_minibatches": 8,
-    "lr": 3e-4,
-    "lr_schedule": "linear",
-    "gamma": 0.99,
-    "clip_value": False,
-    "normalize_observations": True,
-    "free_deviation": True,
-    "torso": "auto",
-    "share_torso": False,
-    "eval_greedy": True,
-}
-
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "openai-easy": {},
-    "openai-hard": {
-        "distribution_mode": "hard",
-        "num_levels": 500,
-        "total_steps": 200_000_000,
-        "num_envs": 256,
-    },
-    "cookbook": {
-        "num_envs": 8,
-        "num_steps": 16,
-        "num_minibatches": 1,
-        "lr": 1e-4,
-        "clip_ratio": 0.1,
-        "clip_value": False,
-        "gamma": 0.99,
-        "normalize_rewards": False,
-        "torso": "cookbook",
-        "share_torso": False,
-    },
-    "gymnasium": _GYMNASIUM,
-    "pendulum": {
-        **_GYMNASIUM,
-        "env": "Pendulum-v1",
-        "total_steps": 300_000,
-        "num_envs": 16,
-        "num_steps": 64,
-        "lr": 1e-3,
-        "gamma": 0.9,
-        "entropy_coef": 0.0,
-    },
-    "torchrl": {
-        "env": "InvertedDoublePendulum-v5",
-        "total_steps": 50_000,
-        "num_envs": 1,
-        "num_steps": 1000,
-        "epochs": 10,
-        "minibatch_size": 64,
-        "lr": 3e-4,
-        "lr_schedule": "cosine",
-        "clip_value": False,
-        "value_loss": "huber",
-        "gamma": 0.99,
-        "normalize_advantages": "batch",
-        "renew_advantages": True,
-        "entropy_coef": 1e-4,
-        "value_coef": 1.0,
-        "max_grad_norm": 1.0,
-        "adam_epsilon": 1e-8,
-        "normalize_rewards": False,
-        "normalize_observations": True,
-        "normalize_random_steps": 1000,
-        "torso": "mlp",
-        "hidden": "256,256,256",
-        "share_torso": False,
-        "eval_every": 10,
-        "eval_episodes": 1,
-        "eval_greedy": True,
-    },
-    "cleanrl": {
-        "env": "InvertedDoublePendulum-v5",
-        **_GYMNASIUM,
-        "num_envs": 1,
-        "num_steps": 2048,
-        "num_minibatches": 32,
-        "entropy_coef": 0.0,
-        "clip_value": True,
-    },
-}
-"""The settings that each preset changes in Config's defaults."""
-
-_SUMMARIES: Mapping[str, str] = {
-    "openai-easy": "train-procgen's settings for easy levels; the other presets begin from these",
-    "openai-hard": "train-procgen's settings for hard levels, with the envs of its four workers",
-    "cookbook": "the rollout, learning rate, clip ratio and discount of the TensorFlow 2 cookbook's procgen "
-    "recipe, for a comparison. The recipe itself has one env, Nadam, the rewards (r + 8) / 8 and a network "
-    "with dropout (--dropout)",
-    "gymnasium": "for Gymnasium envs; envs with vectors use it by default",
-    "pendulum": "for Pendulum-v1, which uses it by default",
-    "torchrl": "the run of TorchRL's PPO tutorial",
-    "cleanrl": "CleanRL's settings for continuous control",
-}
 
 _OF_ENVS: Mapping[str, str] = {"Pendulum-v1": "pendulum"}
 """The default presets of envs whose rewards need other settings than the rest of their family."""
@@ -181,10 +81,8 @@ class PPO(Rollouts):
 class Config(PPO, LevelReplay, RolloutSettings):
     """All settings of a PPO run; the defaults are the preset openai-easy. One field a flag."""
 
-    algorithm: ClassVar[str] = "ppo"
+    algorithm: str = "ppo"
     sections: ClassVar[tuple[type, ...]] = (Task, PPO, LevelReplay, Network, *DISTRIBUTED_SECTIONS)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
-    preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     aliases: ClassVar[Mapping[str, str]] = {
         **RolloutSettings.aliases,
         "update_freq": "num_steps",
@@ -255,7 +153,7 @@ class Config(PPO, LevelReplay, RolloutSettings):
         Gymnasium envs with images get the preset of games.
         """
         of_env = _OF_ENVS.get(registry.own_name(self.env), "")
-        preset = of_env if of_env in self.presets else registry.family(self.env).preset
+        preset = of_env if of_env in preset_files(type(self)) else registry.family(self.env).preset
         return "openai-easy" if preset == "gymnasium" and self.shows_images else preset
 
     @classmethod
@@ -349,9 +247,8 @@ def _moments(sums: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
     return mean, tf.maximum(sums[..., 1] / count - tf.square(mean), 0.0)
 
 
-_MEANS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
-_UPDATE = "update"  # the name of PPO's gradient step
-_UPDATE_METRICS = ("explained_variance", "grad_norm", "learning_rate", "first_ratio_error")
+UPDATE = "update"
+"""The name of PPO's gradient step."""
 # Samples times parameters of one compiled call: about a second for a small network, so the progress line
 # moves often.
 _WORK_A_CALL, _GPU_WORK_A_CALL = 10**9, 3 * 10**10
@@ -396,32 +293,41 @@ class Estimates(NamedTuple):
     target_statistics: tf.Tensor
 
 
+class Shared(NamedTuple):
+    """The data that all parts of a minibatch share.
+
+    Attributes:
+      rollout: the samples of the replica's rollout, [T * B, ...].
+      moments: the mean and deviation of the minibatch's advantages, float32 [2].
+      index: the number of the minibatch in the update, int32 [].
+    """
+
+    rollout: Samples
+    moments: tf.Tensor
+    index: tf.Tensor
+
+
 class Taken(NamedTuple):
-    """The gradient steps of one kind in an update so far.
+    """The minibatches of an update that one kind of gradient step has taken so far.
 
     Attributes:
       begin, end: the numbers of the first minibatch and of the next one, counted over the update.
-      ended: True if a gradient step ended the passes.
-      sums: the sums of the metrics and of the gradient's norm over these steps, float32 [metrics + 1]. A call
-        continues the sums of the call before, so the number of steps of a call does not change them.
+      sums: the sums of the metrics over these minibatches by name, float32 []. A call continues the sums of
+        the call before, so the number of minibatches of a call does not change them.
+      ended: True if a minibatch ended the passes.
       first_error: the largest |ratio - 1| of the update's first minibatch.
     """
 
     begin: int
     end: int
-    ended: bool
-    sums: tf.Tensor
-    first_error: float
+    sums: Mapping[str, tf.Tensor]
+    ended: bool = False
+    first_error: float = 0.0
 
-    @classmethod
-    def none(cls, means: Sequence[str], begin: int = 0) -> Taken:
-        """No steps with these metrics yet; they begin with minibatch `begin`."""
-        return cls(begin, begin, False, tf.zeros(len(means) + 1), 0.0)
-
-    def means(self, names: Sequence[str]) -> dict[str, float]:
-        """The means of the metrics by name, and of the gradient's norm as `grad_norm`."""
-        found = (self.sums.numpy() / np.float32(self.end - self.begin)).tolist()
-        return dict(zip((*names, "grad_norm"), found, strict=True))
+    def means(self) -> dict[str, float]:
+        """The means of the metrics by name."""
+        count = np.float32(self.end - self.begin)
+        return {name: float(total.numpy() / count) for name, total in self.sums.items()}
 
 
 class PPOAgent(ActorCriticAgent):
@@ -430,20 +336,21 @@ class PPOAgent(ActorCriticAgent):
     An algorithm with another loss extends this class and overrides `_losses`, `_extra_inputs` and `means`.
 
     Attributes:
-      means: the names of the metrics of a minibatch; each is a mean over all replicas.
+      means: the names of the metrics that `_losses` gives, in the order of progress.csv.
     """
 
     settings = Config
     _config: Config
-    means: tuple[str, ...] = _MEANS
+    means: tuple[str, ...] = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         if config.target_kl is not None and "approx_kl" not in self.means:
             raise UserError(f"--target-kl needs approx_kl among the means of {type(self).__name__}.")
         super().__init__(config, runtime)
-        self.metric_names = tuple(f"train/{name}" for name in (*self.means, *_UPDATE_METRICS))
+        of_update = ("explained_variance", "grad_norm", "learning_rate", "first_ratio_error")
+        self.metric_names = tuple(f"train/{name}" for name in (*self.means, *of_update))
         self._compiled_steps = tf.function(
-            self._take_steps, jit_compile=config.has_one_topology and runtime.is_one_cpu
+            self._take_minibatches, jit_compile=config.has_one_topology and runtime.is_one_cpu
         )
         compiles = self.uses_xla or runtime.uses_gpu  # on a GPU each step of the scan would launch kernels
         self._gae = graph(returns.gae, jit_compile=True) if compiles else returns.gae
@@ -451,7 +358,7 @@ class PPOAgent(ActorCriticAgent):
     @property
     def uses_xla(self) -> bool:
         """True for small networks on CPUs."""
-        return self.network.is_small and not self._runtime.uses_gpu
+        return self._config.small_network and not self._runtime.uses_gpu
 
     def make_steps(self) -> dict[str, GradientStep]:
         """One gradient step, from a minibatch."""
@@ -466,10 +373,11 @@ class PPOAgent(ActorCriticAgent):
             optimizer=config.make_optimizer(uncorrected_epsilon=True),
             batch_size=config.rows_per_step,
             part_rows=self._part_rows(),
+            norm="grad_norm",
             max_norm=config.max_grad_norm,
             errors="largest",
         )
-        return {_UPDATE: step}
+        return {UPDATE: step}
 
     def _part_rows(self) -> int:
         """The number of sequences of a part."""
@@ -499,7 +407,7 @@ class PPOAgent(ActorCriticAgent):
         scale = learning_rate(config.lr_schedule, 1.0, number, config.num_updates)
         self.acting.forget_weights()
         samples, starts = self._samples(rollout, number), self._runtime.per_replica(self._minibatches(number))
-        taken = Taken.none(self._step_means(_UPDATE))
+        taken = self._nothing_taken(UPDATE)
         for epoch in range(config.epochs):
             if epoch == 0:
                 estimated, explained = self._first_estimates(rollout, starts)
@@ -509,23 +417,167 @@ class PPOAgent(ActorCriticAgent):
                 estimated = self._estimates(rollout, values, starts)
             samples = samples._replace(advantages=estimated.advantages, targets=estimated.targets)
             batch = (samples, estimated.moments, starts, tf.constant(scale))
-            taken = self._take(_UPDATE, batch, taken, (epoch + 1) * config.steps_per_epoch, on_step)
-        metrics = taken.means(self._step_means(_UPDATE))
-        metrics |= {"explained_variance": explained, "first_ratio_error": taken.first_error}
+            taken = self._take((UPDATE,), batch, taken, (epoch + 1) * config.steps_per_epoch, on_step)
+        metrics = taken.means() | {"explained_variance": explained, "first_ratio_error": taken.first_error}
         check_finite(metrics.items(), f" (minibatch {taken.end} of the update)")
         metrics["learning_rate"] = config.lr * scale
         return {f"train/{name}": value for name, value in metrics.items()}
 
-    def _first_estimates(self, rollout: Rollout, starts: Any) -> tuple[Estimates, float]:
-        """Estimates by the values of the weights that acted, and the explained variance of the targets."""
-        values = np.concatenate([rollout.extras["value"], self.last_values(rollout)[:, None]], axis=1)
-        estimated = self._estimates(rollout, values, starts)
-        explained, mean_target = self._runtime.first(estimated.target_statistics).numpy().tolist()
-        if rollout.levels is not None:
-            local = self._runtime.local_results(estimated.advantages)
-            self.advantages = np.stack([x.numpy() for x in local])
-        self._begin_update(mean_target)
-        return estimated, explained
+    # Many minibatches
+
+    def _nothing_taken(self, *steps: str, begin: int = 0) -> Taken:
+        """No minibatches so far, before the minibatch `begin`, for the gradient steps with these names."""
+        names = [name for step in steps for name in self.learning.steps[step].description.reported]
+        return Taken(begin, begin, {name: tf.constant(0.0) for name in names})
+
+    def _take(
+        self, steps: tuple[str, ...], batch: tuple, taken: Taken, until: int, on_step: Callable[[int], None]
+    ) -> Taken:
+        """Takes the minibatches up to `until`, or fewer if one ends the passes, in several compiled calls.
+
+        Args:
+          steps: the names of the gradient steps from each minibatch, in order.
+          batch: samples, moments, the result of `_minibatches` and the scale of the learning rates.
+          taken: the minibatches so far.
+          until: the end, a number of minibatches of the update.
+          on_step: called with the number of finished minibatches of the update.
+        """
+        while taken.end < until and not taken.ended:
+            begin, end = taken.end, min(taken.end + self._minibatches_a_call(), until)
+            index, ended, sums, error = self._compiled_steps(
+                steps, batch, tf.constant(begin), tf.constant(end), dict(taken.sums)
+            )
+            first_error = float(error) if begin == 0 else taken.first_error
+            taken = Taken(taken.begin, int(index), sums, bool(ended), first_error)
+            on_step(taken.end)
+        return taken
+
+    def _take_minibatches(
+        self,
+        steps: tuple[str, ...],
+        batch: tuple,
+        index: tf.Tensor,
+        end: tf.Tensor,
+        sums: dict[str, tf.Tensor],
+    ) -> tuple[tf.Tensor, ...]:
+        """Takes the minibatches `index` to `end` - 1 of the update, or fewer if one of them ends the passes.
+
+        Returns the number of minibatches of the update so far, True if the passes end, the sums of all
+        metrics so far (`sums` are those before the call), and the largest |ratio - 1| of the first minibatch
+        of the update.
+        """
+        target_kl = self._config.target_kl
+        on_replica = tf.autograph.experimental.do_not_convert(self._take_minibatch)
+        ended, first_error = tf.constant(False), tf.constant(0.0)
+        while index < end and not ended:
+            outcome = self._runtime.strategy.run(on_replica, args=(steps, *batch, index))
+            # These are sums over all replicas, so all workers stop together.
+            metrics, error = tf.nest.map_structure(self._runtime.first, outcome)
+            ended = not tf.reduce_all(tf.math.is_finite(list(metrics.values())))
+            if target_kl is not None and "approx_kl" in metrics:
+                ended = ended or metrics["approx_kl"] > target_kl
+            if index == 0:
+                first_error = error
+            sums, index = {name: sums[name] + metrics[name] for name in sums}, index + 1
+        return index, ended, sums, first_error
+
+    def _take_minibatch(
+        self,
+        steps: tuple[str, ...],
+        samples: Samples,  # of the rollout
+        moments: tf.Tensor,  # [E * M, 2]
+        starts: tf.Tensor,  # of `_minibatches`, [E * M, q]
+        scale: tf.Tensor,  # multiplies the learning rates
+        index: tf.Tensor,
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        """Takes the gradient steps from one minibatch, on a replica; the metrics by name, and the largest
+        |ratio - 1|.
+        """
+        shared = Shared(tf.nest.map_structure(flat, samples), moments[index], index)
+        metrics: dict[str, tf.Tensor] = {}
+        for name in steps:
+            outcome = self.learning.steps[name].step(starts[index], shared, scale)
+            metrics |= outcome.metrics
+        return metrics, outcome.errors
+
+    def _minibatches_a_call(self) -> int:
+        """The number of minibatches of one compiled call.
+
+        It depends only on settings and the device, because it must be equal on all workers. TensorFlow
+        matches the all-reduces by loop iteration, so loops of different lengths would wait for ever.
+        """
+        work = _GPU_WORK_A_CALL if self._runtime.uses_gpu else _WORK_A_CALL
+        return max(1, work // (self._config.rows_per_step * self.num_parameters))
+
+    # One minibatch
+
+    def _minibatch_loss(self, weights: Weights, starts: tf.Tensor, shared: Shared) -> Losses:
+        """The losses of the samples of the sequences that begin at rows int32 [q] of the rollout's arrays."""
+        found = self._losses(weights, self._minibatch(starts, shared), shared.index)
+        if isinstance(found, Losses):
+            return found
+        loss, metrics, ratio = found  # an earlier form: metrics in the order of `means`, and the ratio
+        return Losses(loss, dict(zip(self.means, metrics, strict=False)), tf.abs(ratio - 1.0))
+
+    def _minibatch(self, starts: tf.Tensor, shared: Shared) -> Samples:
+        """The samples of the sequences that begin at rows int32 [q], with normalised advantages."""
+        rows = starts if self._config.sequence_steps == 1 else self._rows(starts[None])[0]
+        samples = tf.nest.map_structure(lambda x: tf.gather(x, rows), shared.rollout)
+        mean, deviation = shared.moments[0], shared.moments[1]
+        advantages = (samples.advantages - mean) / (deviation + 1e-8)
+        memory = None
+        if self.network.state_size:
+            remembered, keep = samples.memory
+            memory = self.network.sequences(remembered, keep, starts.shape[0])
+        elif self.network.dropped_size:
+            memory = self.network.factors(samples.memory[0])
+        return samples._replace(advantages=advantages, memory=memory)
+
+    def _losses(
+        self, weights: Weights, samples: Samples, index: tf.Tensor, outputs: Sequence[tf.Tensor] | None = None
+    ) -> Losses:
+        """The loss of each sample, its metrics, and its |ratio - 1| as `errors`; [b] each.
+
+        `index` is the number of the minibatch in the update, int32. `outputs` are those of the network for
+        these samples, if they are known already.
+        """
+        config = self._config
+        parameters, values, *_ = outputs or self.network.outputs(
+            weights, samples.observations, samples.memory
+        )
+        policy = self.network.distribution(parameters)
+        log_ratio = policy.log_prob(samples.actions) - samples.log_probs
+        ratio = tf.exp(log_ratio)
+        policy_loss = losses.clipped_surrogate(ratio, samples.advantages, config.clip_ratio)
+        value_loss = self._value_loss(values, samples.values, samples.targets)
+        entropy = policy.entropy()
+        metrics = {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "approx_kl": losses.approx_kl(log_ratio),
+            "clip_fraction": tf.cast(tf.abs(ratio - 1.0) > config.clip_ratio, tf.float32),
+        }
+        loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+        return Losses(loss, metrics, tf.abs(ratio - 1.0))
+
+    def _value_loss(self, values: tf.Tensor, old_values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        config = self._config
+        if config.value_loss == "huber":
+            return losses.huber_value_error(values, targets)
+        if config.clip_value:
+            return losses.clipped_value_error(values, old_values, targets, config.clip_ratio)
+        return losses.value_error(values, targets)
+
+    def _rows(self, starts: tf.Tensor) -> tf.Tensor:
+        """Rows [n, L * q] of all steps of sequences from the rows of their first steps, int32 [n, q]."""
+        if self._config.sequence_steps == 1:
+            return starts
+        num_envs = self._config.num_envs // self._runtime.replicas
+        rows = starts[:, None] + num_envs * tf.range(self._config.sequence_steps)[:, None]
+        return tf.reshape(rows, (starts.shape[0], -1))
+
+    # The samples of an update
 
     def _samples(self, rollout: Rollout, number: int) -> Samples:
         """The samples of a rollout for each replica, without advantages and targets."""
@@ -547,52 +599,10 @@ class PPOAgent(ActorCriticAgent):
             samples = samples._replace(memory=(per_replica(self._kept_features(rollout, number)),))
         return samples
 
-    def _take(
-        self, name: str, batch: tuple, taken: Taken, until: int, on_step: Callable[[int], None]
-    ) -> Taken:
-        """Takes the gradient steps of one kind up to minibatch `until`, or fewer if one ends the passes.
-
-        Args:
-          name: the gradient step, one of `make_steps`.
-          batch: samples, moments, the result of `_minibatches` and the scale of the learning rates.
-          taken: the steps of this kind so far in the update.
-          until: the end, a number of minibatches of the update.
-          on_step: called with the number of finished minibatches of the update.
-        """
-        while taken.end < until and not taken.ended:
-            begin, end = taken.end, min(taken.end + self._steps_a_call(), until)
-            index, ended, sums, error = self._compiled_steps(
-                name, batch, tf.constant(begin), tf.constant(end), taken.sums
-            )
-            first_error = float(error) if begin == 0 else taken.first_error
-            taken = Taken(taken.begin, int(index), bool(ended), sums, first_error)
-            on_step(taken.end)
-        return taken
-
-    def _step_means(self, name: str) -> tuple[str, ...]:
-        """The names of the metrics of a gradient step."""
-        return self.means
-
-    def _begin_update(self, mean_target: float) -> None:
-        """Called before the first gradient step with the mean value target of all replicas."""
-
-    def _extra_inputs(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
-        """Further inputs of the losses for each sample, [R, T, B, ...] each."""
-        return ()
-
     def _kept_features(self, rollout: Rollout, number: int) -> np.ndarray:
         """True for the features that dropout kept when the rollout was collected, bool [R, T, B, D]."""
         envs = self._runtime.local_envs(self._config.num_envs)
         return rollout.by_replica(self.network.kept(self.acting.draw(number, envs)))
-
-    def _steps_a_call(self) -> int:
-        """The number of gradient steps of one compiled call.
-
-        It depends only on settings and the device, because it must be equal on all workers. TensorFlow
-        matches the all-reduces by loop iteration, so loops of different lengths would wait for ever.
-        """
-        work = _GPU_WORK_A_CALL if self._runtime.uses_gpu else _WORK_A_CALL
-        return max(1, work // (self._config.rows_per_step * self.num_parameters))
 
     def _minibatches(self, number: int) -> np.ndarray:
         """The first rows of all sequences of each gradient step, int32 [R, E * M, q].
@@ -619,6 +629,19 @@ class PPOAgent(ActorCriticAgent):
             env, place = np.divmod(found, each)
             rows.append(place * (config.sequence_steps * share) + env)
         return np.stack(rows).reshape(len(rows), self.gradient_steps_per_update, -1)
+
+    # Advantages and value targets
+
+    def _first_estimates(self, rollout: Rollout, starts: Any) -> tuple[Estimates, float]:
+        """Estimates by the values of the weights that acted, and the explained variance of the targets."""
+        values = np.concatenate([rollout.extras["value"], self.last_values(rollout)[:, None]], axis=1)
+        estimated = self._estimates(rollout, values, starts)
+        explained, mean_target = self._runtime.first(estimated.target_statistics).numpy().tolist()
+        if rollout.levels is not None:
+            local = self._runtime.local_results(estimated.advantages)
+            self.advantages = np.stack([x.numpy() for x in local])
+        self._begin_update(mean_target)
+        return estimated, explained
 
     def _estimates(self, rollout: Rollout, values: np.ndarray, starts: Any) -> Estimates:
         """Generalised advantage estimates of a rollout, and one small collective.
@@ -673,106 +696,11 @@ class PPOAgent(ActorCriticAgent):
         target_statistics = tf.cast(tf.stack([1.0 - share, mean_target]), tf.float32)
         return Estimates(advantages, targets, moments, target_statistics)
 
-    def _rows(self, starts: tf.Tensor) -> tf.Tensor:
-        """Rows [n, L * q] of all steps of sequences from the rows of their first steps, int32 [n, q]."""
-        if self._config.sequence_steps == 1:
-            return starts
-        num_envs = self._config.num_envs // self._runtime.replicas
-        rows = starts[:, None] + num_envs * tf.range(self._config.sequence_steps)[:, None]
-        return tf.reshape(rows, (starts.shape[0], -1))
+    # A subclass may override these
 
-    def _take_steps(
-        self, name: str, batch: tuple, index: tf.Tensor, end: tf.Tensor, sums: tf.Tensor
-    ) -> tuple[tf.Tensor, ...]:
-        """Takes the minibatches `index` to `end` - 1 of the update, or fewer if one of them ends the passes.
+    def _begin_update(self, mean_target: float) -> None:
+        """Called before the first gradient step with the mean value target of all replicas."""
 
-        Returns the number of minibatches of the update so far, True if the passes end, the sums of all
-        metrics so far (`sums` are those before the call), and the largest |ratio - 1| of the first minibatch
-        of the update.
-        """
-        target_kl, names = self._config.target_kl, self._step_means(name)
-        step_on_replica = tf.autograph.experimental.do_not_convert(self._step_on_replica)
-        ended, first_error = tf.constant(False), tf.constant(0.0)
-        while index < end and not ended:
-            outcome = self._runtime.strategy.run(step_on_replica, args=(name, *batch, index))
-            # These are sums over all replicas, so all workers stop together.
-            means, error = (self._runtime.first(x) for x in outcome)
-            ended = not tf.reduce_all(tf.math.is_finite(means))
-            if target_kl is not None and "approx_kl" in names:
-                ended = ended or means[names.index("approx_kl")] > target_kl
-            if index == 0:
-                first_error = error
-            sums, index = sums + means, index + 1
-        return index, ended, sums, first_error
-
-    def _step_on_replica(
-        self,
-        name: str,
-        samples: Samples,  # of the rollout
-        moments: tf.Tensor,  # [E * M, 2]
-        starts: tf.Tensor,  # of `_minibatches`, [E * M, q]
-        scale: tf.Tensor,  # multiplies the learning rates
-        index: tf.Tensor,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Takes one minibatch; its means with the gradient's norm, and its largest |ratio - 1|."""
-        shared = (tf.nest.map_structure(flat, samples), moments[index], index)
-        outcome = self.learning.gradient_step(name, starts[index], shared, scale)
-        return tf.concat([outcome.means, [outcome.norm]], axis=0), outcome.errors
-
-    def _minibatch_loss(self, weights: Weights, starts: tf.Tensor, shared: Any) -> Losses:
-        """The losses of the samples of the sequences that begin at rows int32 [q] of the rollout's arrays."""
-        samples = self._minibatch(starts, shared)
-        losses_, metrics, ratio = self._losses(weights, samples, shared[-1])
-        if len(metrics) != len(self.means):
-            raise UserError(
-                f"{type(self).__name__} has {len(self.means)} `means`, and its `_losses` returns "
-                f"{len(metrics)} metrics."
-            )
-        return Losses(losses_, dict(zip(self.means, metrics, strict=True)), tf.abs(ratio - 1.0))
-
-    def _minibatch(self, starts: tf.Tensor, shared: Any) -> Samples:
-        """The samples of the sequences that begin at rows int32 [q], with normalised advantages."""
-        data, moments, _ = shared
-        rows = starts if self._config.sequence_steps == 1 else self._rows(starts[None])[0]
-        samples = tf.nest.map_structure(lambda x: tf.gather(x, rows), data)
-        advantages = (samples.advantages - moments[0]) / (moments[1] + 1e-8)
-        memory = None
-        if self.network.state_size:
-            remembered, keep = samples.memory
-            memory = self.network.sequences(remembered, keep, starts.shape[0])
-        elif self.network.dropped_size:
-            memory = self.network.factors(samples.memory[0])
-        return samples._replace(advantages=advantages, memory=memory)
-
-    def _losses(
-        self, weights: Weights, samples: Samples, index: tf.Tensor
-    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
-        """The loss of each sample, its metrics in the order of `means`, and its ratio; [b] each.
-
-        `index` is the number of the minibatch in the update, int32.
-        """
-        outputs = self.network.outputs(weights, samples.observations, samples.memory)
-        return self._losses_from_outputs(samples, *outputs[:2])
-
-    def _losses_from_outputs(
-        self, samples: Samples, parameters: tf.Tensor, values: tf.Tensor
-    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
-        """The same as `_losses`, from the network's outputs for these samples."""
-        config = self._config
-        policy = self.network.distribution(parameters)
-        log_ratio = policy.log_prob(samples.actions) - samples.log_probs
-        ratio = tf.exp(log_ratio)
-        policy_loss = losses.clipped_surrogate(ratio, samples.advantages, config.clip_ratio)
-        value_loss = self._value_loss(values, samples.values, samples.targets)
-        entropy = policy.entropy()
-        loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-        clipped = tf.cast(tf.abs(ratio - 1.0) > config.clip_ratio, tf.float32)
-        return loss, [policy_loss, value_loss, entropy, losses.approx_kl(log_ratio), clipped], ratio
-
-    def _value_loss(self, values: tf.Tensor, old_values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-        config = self._config
-        if config.value_loss == "huber":
-            return losses.huber_value_error(values, targets)
-        if config.clip_value:
-            return losses.clipped_value_error(values, old_values, targets, config.clip_ratio)
-        return losses.value_error(values, targets)
+    def _extra_inputs(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
+        """Further inputs of the losses for each sample, [R, T, B, ...] each."""
+        return ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -57,41 +56,12 @@ class Observers(NoResult):
     """Replace an observer that takes more seconds than this for an answer."""
 
 
-_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "default": {"total_steps": 1_000_000, "torso": "auto", "hidden": "64", "eval_greedy": True},
-    "tutorial": {
-        "total_steps": 1_000_000,
-        "num_envs": 4,
-        "observers": 2,
-        "max_steps": 5000,
-        "torso": "mlp",
-        "hidden": "128",
-        "activation": "relu",
-        "dropout": 0.6,
-        "lr": 1e-2,
-        "max_grad_norm": None,
-        "eval_greedy": True,
-    },
-}
-"""The settings that each preset changes in Config's defaults."""
-
-_SUMMARIES = {
-    "default": "solves CartPole-v1",
-    "tutorial": "PyTorch's RPC tutorial: one hidden layer of 128 with dropout, and two observers on "
-    "Ray, which must be installed. Three things differ: gamma "
-    "is 0.99 where the tutorial has 0.1; the loss is a mean where the tutorial has a sum, which makes no "
-    "difference to Adam; the tutorial's returns continue over the ends of episodes",
-}
-
-
 @dataclass(frozen=True)
 class Config(Observers, REINFORCE, RLSettings):
     """All settings of a REINFORCE run. One field a flag."""
 
-    algorithm: ClassVar[str] = "reinforce"
+    algorithm: str = "reinforce"
     sections: ClassVar[tuple[type, ...]] = (Task, REINFORCE, Torso, Hardware, Observers, Run)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
-    preset_summaries: ClassVar[Mapping[str, str]] = _SUMMARIES
     updates_vary: ClassVar[bool] = True
 
     preset: str = "default"
@@ -157,7 +127,7 @@ class Config(Observers, REINFORCE, RLSettings):
             raise UserError("--ray-address needs --observers: without observers nothing runs on Ray.")
 
 
-_SUMS = ("policy_loss", "entropy")
+_METRICS = ("policy_loss", "entropy")  # of the loss
 # The number of steps of a part, for a small network and for an image network.
 _ROWS, _ROWS_OF_IMAGES = 1024, 64
 
@@ -169,7 +139,7 @@ class ReinforceAgent(Agent):
     _config: Config
     network: ActorAlone
     metric_names = tuple(
-        f"train/{name}" for name in (*_SUMS, "grad_norm", "learning_rate", "first_ratio_error")
+        f"train/{name}" for name in (*_METRICS, "grad_norm", "learning_rate", "first_ratio_error")
     )
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
@@ -180,7 +150,7 @@ class ReinforceAgent(Agent):
             learned=("actor",),
             rates=(config.lr,),
             loss=self._loss,
-            metrics=_SUMS,
+            metrics=_METRICS,
             optimizer=config.make_optimizer(),
             batch_size=1,  # the loss gives each row its share of the mean, because the number of rows varies
             part_rows=self._rows,
@@ -195,12 +165,11 @@ class ReinforceAgent(Agent):
             on_gpu=runtime.uses_gpu,
             at_once=runtime.parts_at_once,
         )
-        self._act = graph(self._drawn, jit_compile=compiled)
-        self._gradient = graph(lambda *rows: self.learning.part_gradients("update", rows, ()))
+        self._sample = graph(self._drawn, jit_compile=compiled)
+        update = self.learning.steps["update"]
+        self._gradient = graph(lambda *rows: update.part_gradients(self.learning.weights(), rows, ()))
         self._apply = graph(
-            lambda gradient: runtime.strategy.run(
-                self.learning.apply, args=("update", [gradient], tf.constant(1.0))
-            )
+            lambda gradient: runtime.strategy.run(update.apply, args=([gradient], tf.constant(1.0)))
         )
 
     @property
@@ -216,11 +185,11 @@ class ReinforceAgent(Agent):
         """The random numbers for the training actions of one env, float32 [steps, K]."""
         return self.network.draw_training_noise(generator, steps)
 
-    def act(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Actions [N, *shape] drawn for the observations [N, *shape] of all envs, and their log-probabilities
         [N].
         """
-        actions, log_probs = self._act(
+        actions, log_probs = self._sample(
             self.learning.weights()["actor"], tf.constant(observations), tf.constant(noise)
         )
         return actions.numpy(), log_probs.numpy()
@@ -244,7 +213,7 @@ class ReinforceAgent(Agent):
         returns = episodes.returns(config.gamma, config.learned_rewards)
         advantages = normalized(taken(returns)).astype(np.float32)
         fields = (episodes.observations, episodes.actions, episodes.noise, episodes.log_probs)
-        size, sums, error = len(advantages), np.zeros(len(_SUMS)), 0.0
+        size, sums, error = len(advantages), np.zeros(len(_METRICS)), 0.0
         share = np.full(size, 1.0 / size, np.float32)
         rows = [
             np.pad(x, [(0, -size % self._rows), *[(0, 0)] * (x.ndim - 1)])
@@ -257,7 +226,7 @@ class ReinforceAgent(Agent):
             gradient, sums = gradient + of_part, sums + sums_of_part.numpy()
             error = max(error, float(error_of_part))
         norm = float(tf.norm(gradient))
-        found = dict(zip(_SUMS, sums.tolist(), strict=True)) | {"grad_norm": norm}
+        found = dict(zip(_METRICS, sums.tolist(), strict=True)) | {"grad_norm": norm}
         check_finite(found.items())
         self._apply(gradient)
         self.acting.forget_weights()

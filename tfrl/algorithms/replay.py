@@ -79,66 +79,6 @@ class ReplayLearning(ScheduledLearning):
     all are from the replay."""
 
 
-DEFAULTS: Mapping[str, Any] = {
-    "total_steps": 100_000,
-    "torso": "auto",
-    "hidden": "256,256",
-    "activation": "relu",
-    "precision": "float32",
-    "eval_episodes": 64,
-    "eval_greedy": True,
-}
-"""The settings that all presets of these algorithms begin with."""
-
-_CHEETAH = {**DEFAULTS, "env": "HalfCheetah-v5", "total_steps": 1_000_000}
-
-TASKS: Mapping[str, Mapping[str, Any]] = {
-    "default": DEFAULTS,
-    "pendulum": {
-        **DEFAULTS,
-        "env": "Pendulum-v1",
-        "total_steps": 20_000,
-        "learning_starts": 500,
-        "train_every": 16,
-        "batch_size": 128,
-        "lr": 1e-3,
-        "gamma": 0.98,
-        "hidden": "64,64",
-        "replay_size": 20_000,
-    },
-    "inverted-double-pendulum": {
-        **DEFAULTS,
-        "env": "InvertedDoublePendulum-v5",
-        "learning_starts": 1000,
-        "train_every": 8,
-        "replay_size": 100_000,
-    },
-    "mountain-car": {
-        **DEFAULTS,
-        "env": "MountainCarContinuous-v0",
-        "total_steps": 50_000,
-        "learning_starts": 1000,
-        "train_every": 32,
-        "gamma": 0.9999,
-        "tau": 0.01,
-        # A car that is pushed now left, now right, stays in its valley.
-        "noise_correlation": 0.98,
-        "hidden": "64,64",
-    },
-    "half-cheetah": {**_CHEETAH, "train_every": 8},
-    "cleanrl": _CHEETAH,
-}
-"""The settings that each preset changes in the defaults."""
-
-SUMMARIES: Mapping[str, str] = {
-    "default": "for any env",
-    "pendulum": "for Pendulum-v1, which uses it by default",
-    "inverted-double-pendulum": "for InvertedDoublePendulum-v5, which uses it by default",
-    "mountain-car": "for MountainCarContinuous-v0, which uses it by default",
-    "half-cheetah": "for HalfCheetah-v5, which uses it by default",
-    "cleanrl": "CleanRL's settings for HalfCheetah-v5",
-}
-
 OF_ENVS: Mapping[str, str] = {
     "Pendulum-v1": "pendulum",
     "InvertedDoublePendulum-v5": "inverted-double-pendulum",
@@ -157,8 +97,6 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
       presets_of_envs: the presets that envs take by themselves.
     """
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = TASKS
-    preset_summaries: ClassVar[Mapping[str, str]] = SUMMARIES
     presets_of_envs: ClassVar[Mapping[str, str]] = OF_ENVS
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box,)
     if TYPE_CHECKING:
@@ -267,25 +205,61 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
             )
 
 
-PendingSteps = Callable[[], tuple[dict[str, float], np.ndarray]]
-"""Waits for gradient steps; returns the sums of their metrics, and their errors, float32 [steps, B, b]."""
 _FLOATS = "floats"  # a field that joins all float32 fields of a batch
 
 
-class Prepared(NamedTuple):
-    """A call of gradient steps, whose arguments are tensors.
+class Learned(NamedTuple):
+    """The results of gradient steps, one on each of `count` batches.
 
     Attributes:
-      arguments: those of the compiled function.
-      rows: the rows of the replay that the batches have, int64 [K, B, b].
-      steps_done: the number of earlier gradient steps.
-      steps: the number of gradient steps, one for each of the first batches.
+      metrics: the sums of the metrics over these steps by name, equal on every worker.
+      rows: the rows of the replay that the batches have, int64 [count, B, b].
+      errors: the error of each transition, float32 [count, B, b].
     """
 
-    arguments: tuple[Any, ...]
+    metrics: dict[str, float]
     rows: np.ndarray
-    steps_done: int
-    steps: int
+    errors: np.ndarray
+
+
+class PendingSteps:
+    """Gradient steps that have begun, and that may still be under way.
+
+    Args:
+      agent: takes the steps.
+      results: the tensors of `ReplayAgent._take_steps`.
+      rows: the rows of the replay that the batches have, int64 [count, B, b].
+      steps_done: the number of earlier gradient steps.
+    """
+
+    def __init__(
+        self, agent: ReplayAgent, results: tuple[Any, ...], rows: np.ndarray, steps_done: int
+    ) -> None:
+        self._agent, self._results, self._rows, self._steps_done = agent, results, rows, steps_done
+        self._learned: Learned | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of these gradient steps."""
+        return len(self._rows)
+
+    def wait(self) -> Learned:
+        """Waits for the gradient steps, after which the agent acts with the new weights.
+
+        A second call returns the same. Raises TrainingError if a loss is not finite, which all replicas see
+        at the same step.
+        """
+        if self._learned is None:
+            done, sums, errors, vectors = self._results
+            metrics = dict(zip(self._agent.reported, sums.numpy().tolist(), strict=True))
+            check_finite(metrics.items(), f" (gradient step {self._steps_done + int(done)})")
+            if self._agent.acts_meanwhile:
+                self._agent.act_with(vectors)
+            count, _, each = self._rows.shape
+            parts = [e.numpy()[:count].reshape(count, -1, each) for e in errors]
+            metrics = {f"train/{name}": value for name, value in metrics.items()}
+            self._learned = Learned(metrics, self._rows, np.concatenate(parts, axis=1))
+        return self._learned
 
 
 Rows = Mapping[str, Any]
@@ -296,6 +270,11 @@ class ReplayAgent(Agent):
     """Networks, target networks and optimizers under a strategy; `tfrl.training.off_policy` calls it.
 
     A subclass has `target_networks` and `make_steps`, and perhaps `update_noise`.
+
+    Attributes:
+      steps: the gradient steps on one batch by name, in order.
+      reported: the names of their metrics, in order.
+      acts_meanwhile: NumPy acts while gradient steps are under way, with the weights before them.
     """
 
     _config: ReplaySettings
@@ -307,7 +286,8 @@ class ReplayAgent(Agent):
         first, *_ = self.steps
         # Its errors are the priorities.
         self.steps[first] = dataclasses.replace(self.steps[first], errors="rows")
-        self.metric_names = (*(f"train/{name}" for name in self._reported), *self.progress(0))
+        self.reported = [name for step in self.steps.values() for name in step.metrics]
+        self.metric_names = (*(f"train/{name}" for name in self.reported), *self.progress(0))
         on_gpu = runtime.uses_gpu
         self.learning = DataParallel(
             runtime,
@@ -315,7 +295,7 @@ class ReplayAgent(Agent):
             self.steps,
             targets=self.target_networks,
             tau=config.tau,
-            compiled=on_gpu or config.torso == "mlp",
+            compiled=on_gpu or config.small_network,
         )
         self.acting = ExploringNetwork(
             self.network,
@@ -324,11 +304,12 @@ class ReplayAgent(Agent):
             on_gpu=on_gpu,
             at_once=runtime.parts_at_once * runtime.local_replicas,
         )
-        self._numpy_acts_meanwhile = config.has_one_topology and self.acting.numpy_acts
+        self.acts_meanwhile = config.has_one_topology and self.acting.numpy_acts
         self._compiled_steps = tf.function(
             self._take_steps, jit_compile=config.has_one_topology and runtime.is_one_cpu
         )
         self._traced_steps: Callable[..., Any] | None = None
+        self._pending: PendingSteps | None = None  # the last call
         observation, action = registry.specs(config)
         fields = dict.fromkeys(("observation", "next_observation"), observation) | {"action": action}
         shapes = {name: spec.shape for name, spec in fields.items() if spec.dtype == "float32"}
@@ -429,13 +410,19 @@ class ReplayAgent(Agent):
 
     def learning_in_background(self) -> contextlib.AbstractContextManager[None]:
         """Within it, `begin_gradient_steps` does not wait if NumPy acts meanwhile, on a CPU."""
-        in_background = self._numpy_acts_meanwhile and self._runtime.is_one_cpu
+        in_background = self.acts_meanwhile and self._runtime.is_one_cpu
         return asynchronous() if in_background else contextlib.nullcontext()
 
-    def prepare(
+    def begin_gradient_steps(
         self, batch: Batch, noise: np.ndarray, *, steps_done: int, count: int, iteration: int
-    ) -> Prepared:
-        """A call of gradient steps from K batches of this worker's envs, for `begin_gradient_steps`.
+    ) -> PendingSteps:
+        """Starts gradient steps on K batches of this worker's envs; does not wait for them on a CPU if NumPy
+        acts meanwhile.
+
+        Only one call is under way: before these gradient steps begin, it waits for those of the call before.
+
+        With a single env, a small network acts in NumPy, and acts with the weights before these gradient
+        steps until the end of `PendingSteps.wait`. Otherwise the agent acts with the newest weights at once.
 
         Args:
           batch: the batches.
@@ -443,6 +430,8 @@ class ReplayAgent(Agent):
           steps_done: the number of earlier gradient steps.
           count: how many to take, one for each of the first batches.
           iteration: decides the learning rate.
+
+        Raises TrainingError like `PendingSteps.wait`.
         """
         config = self._config
         fields = batch._asdict() | {"noise": noise}
@@ -451,43 +440,24 @@ class ReplayAgent(Agent):
         rows = {name: self._runtime.per_replica(self._by_replica(x)) for name, x in joined}
         scale = learning_rate(config.lr_schedule, 1.0, iteration, config.num_updates)
         arguments = (rows, tf.constant([steps_done, count]), tf.constant(scale, tf.float32))
-        return Prepared(arguments, batch.rows, steps_done, count)
-
-    def begin_gradient_steps(self, prepared: Prepared) -> PendingSteps:
-        """Starts gradient steps, and returns a function that waits for them.
-
-        With a single env, a small network acts in NumPy, and acts with the weights before these gradient
-        steps until the function returns. Otherwise the agent acts with the newest weights at once.
-
-        The function gives the sums of the metrics over these steps, the same on every worker, and the errors
-        of each transition, float32 [count, B, b]. It raises TrainingError if a loss is not finite, which all
-        replicas see at the same step.
-        """
-        arguments, rows, steps_done, count = prepared
+        if self._pending is not None:
+            self._pending.wait()
         if self._traced_steps is None:
             # A run has one trace, and TensorFlow's own search for it takes longer than a small network.
             # With --eager it has none.
             self._traced_steps = self._compiled_steps
             if not tf.config.functions_run_eagerly():
                 self._traced_steps = self._compiled_steps.get_concrete_function(*arguments)
-        if self._numpy_acts_meanwhile:
+        if self.acts_meanwhile:
             self.acting.keep_weights()
-        done, sums, errors, vectors = self._traced_steps(*arguments)
-        if not self._numpy_acts_meanwhile:
-            self._act_with(vectors)
+        results = self._traced_steps(*arguments)
+        if not self.acts_meanwhile:
+            self.act_with(results[-1])
+        self._pending = PendingSteps(self, results, batch.rows[:count], steps_done)
+        return self._pending
 
-        def results() -> tuple[dict[str, float], np.ndarray]:
-            totals = dict(zip(self._reported, sums.numpy().tolist(), strict=True))
-            check_finite(totals.items(), f" (gradient step {steps_done + int(done)})")
-            if self._numpy_acts_meanwhile:
-                self._act_with(vectors)
-            parts = [e.numpy()[:count].reshape(count, -1, rows.shape[2]) for e in errors]
-            return {f"train/{name}": value for name, value in totals.items()}, np.concatenate(parts, axis=1)
-
-        return results
-
-    def _act_with(self, vectors: Weights) -> None:
-        """Acts with the new weights; `vectors` are of `_vectors_to_act`."""
+    def act_with(self, vectors: Weights) -> None:
+        """Acts with the weights after gradient steps; `vectors` are those of `_vectors_to_act`."""
         if self.acting.numpy_acts:
             self.acting.use_weights({name: vector.numpy() for name, vector in vectors.items()})
         else:
@@ -500,10 +470,6 @@ class ReplayAgent(Agent):
         return {
             "train/learning_rate": learning_rate(config.lr_schedule, config.lr, iteration, config.num_updates)
         }
-
-    @property
-    def _reported(self) -> list[str]:
-        return [name for step in self.steps.values() for name in step.metrics]
 
     def _join(self, fields: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Joins the float32 fields among fields [K, B, b, ...]: each array costs time, its numbers little."""
@@ -535,20 +501,23 @@ class ReplayAgent(Agent):
         """The gradient steps of one call, from rows [K, a replica's rows, ...].
 
         `numbers` are the number of earlier gradient steps, and how many to take. The results are how many
-        were taken, the sums of metrics, the errors by replica, and the new vectors if NumPy acts.
+        were taken, the sums of the metrics, the errors by replica, and the new vectors if NumPy acts. The
+        sums are one tensor, in the order of `reported`: a call with many small results takes longer.
         """
         steps_done, count = numbers[0], numbers[1]
         gradient_step = tf.autograph.experimental.do_not_convert(self._gradient_step)
         batches, size = self._runtime.first(rows[_FLOATS]).shape[:2]
         if batches == 1:  # a loop costs as much as the step of a small network
-            means, kept = gradient_step(rows, tf.constant(0), steps_done, scale)
+            metrics, kept = gradient_step(rows, tf.constant(0), steps_done, scale)
+            means = tf.stack([metrics[name] for name in self.reported])
             return tf.constant(1), means, [k[None] for k in kept], self._vectors_to_act()
-        done, sums, finite = tf.constant(0), tf.zeros(len(self._reported)), tf.constant(True)
+        done, sums, finite = tf.constant(0), tf.zeros(len(self.reported)), tf.constant(True)
         errors = [tf.zeros((batches, size)) for _ in range(self._runtime.local_replicas)]
         while done < count and finite:
-            means, kept = gradient_step(rows, done, steps_done + done, scale)
+            metrics, kept = gradient_step(rows, done, steps_done + done, scale)
             pairs = zip(errors, kept, strict=True)
             errors = [tf.tensor_scatter_nd_update(e, [[done]], [k]) for e, k in pairs]
+            means = tf.stack([metrics[name] for name in self.reported])
             # Summed over replicas, so all hold the same numbers, and all workers stop together.
             sums, finite = sums + means, tf.reduce_all(tf.math.is_finite(means))
             done += 1
@@ -560,33 +529,36 @@ class ReplayAgent(Agent):
 
     def _gradient_step(
         self, rows: Mapping[str, Any], number: tf.Tensor, steps_done: tf.Tensor, scale: tf.Tensor
-    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+    ) -> tuple[dict[str, tf.Tensor], Sequence[tf.Tensor]]:
         """All steps of `make_steps` on batch `number`; the means of their metrics, each replica's errors."""
-        run, found, errors = self._runtime.strategy.run, [], ()
-        for index, (name, step) in enumerate(self.steps.items()):
+        run, first = self._runtime.strategy.run, self._runtime.first
+        metrics: dict[str, tf.Tensor] = {}
+        errors: Sequence[tf.Tensor] = ()
+        for name, step in self.steps.items():
             take = functools.partial(run, self._step_on_replica, args=(name, rows, number, scale))
             if step.every == 1:
                 means, kept = take()
-                means = self._runtime.first(means)
-                errors = self._runtime.local_results(kept) if index == 0 else errors
+                metrics |= {metric: first(mean) for metric, mean in means.items()}
+                errors = errors or self._runtime.local_results(kept)  # of the first step
             else:
-                means = tf.cond(
+                metrics |= tf.cond(
                     (steps_done + 1) % step.every == 0,
-                    lambda take=take, every=step.every: self._runtime.first(take()[0]) * float(every),
-                    lambda step=step: tf.zeros(len(step.metrics)),
+                    lambda take=take, every=step.every: {
+                        metric: first(mean) * float(every) for metric, mean in take()[0].items()
+                    },
+                    lambda step=step: {metric: tf.constant(0.0) for metric in step.metrics},
                 )
-            found.append(means)
         if self.target_every == 1:
             run(self.learning.move_targets)
         else:
             due = (steps_done + 1) % self.target_every == 0
             tf.cond(due, lambda: run(self.learning.move_targets), lambda: None)
-        return tf.concat(found, axis=0), errors
+        return metrics, errors
 
     def _step_on_replica(
         self, name: str, rows: Rows, number: tf.Tensor, scale: tf.Tensor
-    ) -> tuple[tf.Tensor, Any]:
+    ) -> tuple[dict[str, tf.Tensor], Any]:
         """Means of the metrics, and the errors of this replica's rows."""
         batch = self._separate({field: x[number] for field, x in rows.items()})
-        outcome = self.learning.gradient_step(name, batch, (), scale)
-        return outcome.means, outcome.errors
+        outcome = self.learning.steps[name].step(batch, (), scale)
+        return dict(outcome.metrics), outcome.errors

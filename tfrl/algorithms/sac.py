@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from tfrl.algorithms.replay import TASKS, ReplayAgent, ReplayLearning, ReplaySettings, Rows
+from tfrl.algorithms.replay import ReplayAgent, ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import POSITIVE, Range
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
-from tfrl.config.run import Task, Torso
+from tfrl.config.run import RLSettings, Task, Torso
 from tfrl.envs import registry
 from tfrl.envs.observations import FORBIDDEN
 from tfrl.envs.spec import ActionSpec, Box, Discrete
@@ -55,20 +55,12 @@ class SAC:
     explores further. 0: independent noise, as in the paper."""
 
 
-_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    **TASKS,
-    "cleanrl": {**TASKS["cleanrl"], "critic_lr": 1e-3, "alpha_lr": 1e-3},
-}
-"""The settings that each preset changes in Config's defaults."""
-
-
 @dataclass(frozen=True)
 class Config(SAC, ReplaySettings):
     """All settings of a SAC run. One field a flag."""
 
-    algorithm: ClassVar[str] = "sac"
+    algorithm: str = "sac"
     sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, SAC, Torso, *DISTRIBUTED_SECTIONS)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _PRESETS
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box, Discrete)
 
     @property
@@ -103,7 +95,7 @@ _GROWTH = 100.0  # of a temperature of which the run warns
 class SACAgent(ReplayAgent):
     """Train SAC, an actor, two critics and a temperature, on an env with continuous or discrete actions."""
 
-    settings = Config
+    settings: ClassVar[type[RLSettings]] = Config
     env = "Pendulum-v1"
     _config: Config
     network: ActorAndCritics

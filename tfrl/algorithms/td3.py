@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from tfrl.algorithms import ddpg
 from tfrl.algorithms.ddpg import DDPG, DDPGAgent
 from tfrl.algorithms.replay import ReplayLearning, ReplaySettings, Rows
 from tfrl.cli.flags import COUNT, NOT_NEGATIVE
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
-from tfrl.config.run import Task, Torso
+from tfrl.config.run import RLSettings, Task, Torso
 from tfrl.ops import q_learning
 from tfrl.ops.graph import tf
 from tfrl.workers.data_parallel import TARGET, Weights
@@ -34,9 +32,8 @@ class TD3(DDPG):
 class Config(TD3, ReplaySettings):
     """All settings of a TD3 run. One field a flag."""
 
-    algorithm: ClassVar[str] = "td3"
+    algorithm: str = "td3"
     sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, TD3, Torso, *DISTRIBUTED_SECTIONS)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = ddpg.Config.presets
 
     def make_network(self, precision: str) -> Any:
         """Makes an actor and two critics."""
@@ -48,7 +45,7 @@ class Config(TD3, ReplaySettings):
 class TD3Agent(DDPGAgent):
     """Train TD3, an actor and two critics, on an env with continuous actions."""
 
-    settings = Config  # type: ignore[assignment]  # DDPG's settings by the same names
+    settings: ClassVar[type[RLSettings]] = Config
     _config: Config  # type: ignore[assignment]  # DDPG's settings by the same names
 
     @property

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from tfrl.algorithms import td3
-from tfrl.algorithms.offline import DEFAULTS, OfflineAgent, OfflineSettings, OfflineTask, OfflineValues
+from tfrl.algorithms.offline import OfflineAgent, OfflineSettings, OfflineTask, OfflineValues
 from tfrl.algorithms.replay import Rows
 from tfrl.algorithms.td3 import TD3, TD3Agent
 from tfrl.cli.flags import POSITIVE
@@ -29,9 +28,8 @@ class TD3BC(TD3):
 class Config(TD3BC, OfflineValues, OfflineSettings):
     """All settings of a TD3+BC run. One field a flag."""
 
-    algorithm: ClassVar[str] = "td3_bc"
+    algorithm: str = "td3_bc"
     sections: ClassVar[tuple[type, ...]] = (OfflineTask, OfflineValues, TD3BC, Torso, Hardware, Run)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": DEFAULTS}
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box,)
     make_network = td3.Config.make_network  # it takes these settings, too
 
@@ -44,7 +42,7 @@ class Config(TD3BC, OfflineValues, OfflineSettings):
 class TD3BCAgent(OfflineAgent, TD3Agent):
     """Train TD3+BC, an actor and two critics, from recorded episodes with continuous actions."""
 
-    settings = Config  # type: ignore[assignment]  # TD3's settings by the same names
+    settings = Config
     _config: Config  # type: ignore[assignment]  # TD3's settings by the same names
 
     def _actor_loss(self, weights: Weights, rows: Rows) -> Losses:

@@ -1,29 +1,36 @@
 """Reads flags and YAML files into the typed fields of a flat dataclass, and checks the ranges of numbers.
 
 `parse` reads the command line of a tool, such as `tfrl.report`; `tfrl.cli.settings` reads that of a trainer.
-tyro prints the help, but does not read the flags. So a setting means the same in a file and on the command
-line (`1e6` is a whole number in both), and every mistake gets one sentence.
+A setting means the same in a file and on the command line (`1e6` is a whole number in both), and every
+mistake gets one sentence.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import functools
+import inspect
 import json
 import re
+import textwrap
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import yaml
 
 from tfrl.cli.errors import UserError
+from tfrl.cli.help import Group, print_help
 from tfrl.cli.other_systems import other_name
 
 if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
     from _typeshed import DataclassInstance
 
 
@@ -198,14 +205,14 @@ def _field(spelled: str, kinds: Mapping[str, Any], aliases: Mapping[str, str], l
     raise UserError(f"there is no flag {spelled}{hint}; {lists} lists them.")
 
 
-def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: str | Path) -> dict[str, Any]:
+def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: Traversable) -> dict[str, Any]:
     """The settings in a YAML file by field name. The file may have sections of any name: `task: {env: maze}`.
 
     Raises UserError if the file cannot be read or is no mapping, or if a name is unknown, given twice, or has
     a value of another type.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise UserError(f"cannot read the settings file {path}: {reason}.") from None
@@ -305,6 +312,21 @@ def field_types(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
+@functools.cache
+def texts_of(kind: type) -> dict[str, str]:
+    """The text under each field of a dataclass and its bases, by name, in one line."""
+    found: dict[str, str] = {}
+    for of_class in reversed([base for base in kind.__mro__ if dataclasses.is_dataclass(base)]):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(of_class)))
+        except (OSError, TypeError):  # there is no source code
+            continue
+        for field, text in pairwise(typing.cast(ast.ClassDef, tree.body[0]).body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                found[ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
+    return found
+
+
 # The command lines of the tools: folders by position, and flags from a dataclass
 
 Options = TypeVar("Options", bound="DataclassInstance")
@@ -320,12 +342,9 @@ def parse(options: type[Options], argv: Sequence[str], usage: str, summary: str)
 
     Raises UserError for an unknown flag, a value of another type, or a number outside its range.
     """
-    if any(token in ("-h", "--help", "--help-all") for token in argv):
-        import tyro
-
-        config = (tyro.conf.UseAppendAction,)
-        tyro.cli(options, prog=usage, description=summary, args=["--help"], config=config)
     kinds = typing.get_type_hints(options)
+    if any(token in ("-h", "--help", "--help-all") for token in argv):
+        print_help(usage, summary, [Group("", "", kinds, texts_of(options), vars(options()))])
     words: list[str] = []
     given = options(**read_flags(kinds, {}, argv, words))
     check_ranges(given)

@@ -6,11 +6,9 @@ imports TensorFlow, so that `--help` and a bad setting are answered at once.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
-import inspect
-import json
+import itertools
 import math
 import os
 import re
@@ -18,12 +16,12 @@ import sys
 import textwrap
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, NamedTuple, NoReturn, TypeVar
 
 import yaml
 
@@ -37,14 +35,17 @@ from tfrl.cli.flags import (
     TIMEOUT_OR_NONE,
     Range,
     check_ranges,
-    field_types,
     flag,
     read_flags,
     read_yaml,
     shown,
+    texts_of,
 )
+from tfrl.cli.help import Group, print_help
 
 if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
     from typing_extensions import Self
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
@@ -148,21 +149,24 @@ class Settings(Run, Hardware, ABC):
       algorithm: the name that config.yaml begins with; "resnet" is the supervised trainer.
       sections: dataclasses that together have all fields: the groups of --help. The text under a field is its
         help.
-      presets: by name, what each preset changes in the defaults.
-      preset_summaries: what the presets are, in words.
       aliases: further names of fields.
+      kept_by_run: settings that the run in the folder gives where they are None.
       step_name: the name of one step in messages; a checkpoint has its number.
     """
 
-    algorithm: ClassVar[str]
     sections: ClassVar[tuple[type, ...]]
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]]
-    preset_summaries: ClassVar[Mapping[str, str]] = {}
     aliases: ClassVar[Mapping[str, str]] = {"learning_rate": "lr"}
+    kept_by_run: ClassVar[tuple[str, ...]] = ()
     step_name: ClassVar[str] = "update"
 
+    algorithm: str = ""
     preset: str = "default"
     """A whole set of defaults, which --help lists; flags and files win over it."""
+
+    @classmethod
+    def preset_folder(cls) -> Traversable:
+        """The folder of the presets, a file NAME.yaml each."""
+        return resources.files("tfrl") / "presets" / cls.algorithm
 
     def default_preset(self) -> str:
         """The preset of a command line or file that names none and has these settings."""
@@ -171,10 +175,6 @@ class Settings(Run, Hardware, ABC):
     @classmethod
     def derive(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """Settings that follow from the given ones; given values win. Raises UserError."""
-        return {}
-
-    def inherit_from_run(self) -> dict[str, Any]:
-        """Settings to take from the run in this folder if the command line does not give them."""
         return {}
 
     def complete(self) -> Self:
@@ -240,27 +240,63 @@ class Settings(Run, Hardware, ABC):
     @property
     def run_dir(self) -> Path:
         """The run's folder."""
-        return Path(self.logdir) / (self.run_name or self.default_run_name)
+        return Path(expand_home(self.logdir)) / (self.run_name or self.default_run_name)
 
-    def validate(self) -> None:
-        """Raises UserError for the first setting that cannot work on any machine, or has no effect."""
-        self.check()
-        # A failure with one worker is a failure with more workers, whose shares are fractions of its share.
-        self.check_topology(workers=getattr(self, "learners", 1), replicas_per_worker=max(1, self.replicas))
-        plain = self.of_preset(self.preset)
-        for name, why in self.ineffective.items():
-            value = getattr(self, name)
-            if value != getattr(plain, name):
-                spelled = flag(f"no_{name}" if value is False else name)
-                raise UserError(f"{spelled} has no effect {why}; leave it out.")
 
-    @classmethod
-    def of_preset(cls, preset: str) -> Self:
-        """The settings that a preset stands for."""
-        return cls(**cls.presets[preset])
+# Presets
+
+
+class Preset(NamedTuple):
+    """A whole set of defaults.
+
+    Attributes:
+      summary: what it is for, in words.
+      changes: the settings that differ from the defaults of the dataclass.
+    """
+
+    summary: str
+    changes: Mapping[str, Any]
+
+
+@functools.cache
+def preset_files(kind: type[Settings]) -> dict[str, Traversable]:
+    """The files of the presets of a dataclass of settings, by name in the order of the alphabet."""
+    files = [file for file in kind.preset_folder().iterdir() if file.name.endswith(".yaml")]
+    return dict(sorted((file.name.removesuffix(".yaml"), file) for file in files))
+
+
+@functools.cache
+def read_preset(kind: type[Settings], name: str) -> Preset:
+    """Reads a preset of a dataclass of settings. Raises UserError if its file is wrong."""
+    file = preset_files(kind)[name]
+    found = _read_yaml(kind, file)
+    changes = {name: value for name, value in found.items() if name not in ("algorithm", "preset")}
+    lines = file.read_text(encoding="utf-8").splitlines()
+    summary = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    return Preset(" ".join(line.removeprefix("#").strip() for line in summary), changes)
 
 
 # Reading
+
+
+@functools.cache
+def setting_types(kind: type[Settings]) -> dict[str, Any]:
+    """The types of the settings that a file may give, by name."""
+    hints = typing.get_type_hints(kind)
+    types = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    return types | {"preset": Literal[tuple(preset_files(kind))]}
+
+
+@functools.cache
+def own_settings(kind: type[Settings]) -> tuple[str, ...]:
+    """The settings that a user's dataclass adds to those of tfrl, by name."""
+    bases = [base for base in kind.__mro__ if base.__module__.startswith(("tfrl.", "resnet."))]
+    known = {name for base in (*bases, *kind.sections) for name in getattr(base, "__dataclass_fields__", ())}
+    return tuple(field.name for field in dataclasses.fields(kind) if field.name not in known)
+
+
+def _read_yaml(kind: type[Settings], file: Traversable) -> dict[str, Any]:
+    return read_yaml(setting_types(kind), kind.aliases, file)
 
 
 @dataclass(frozen=True)
@@ -272,12 +308,18 @@ class Reader(Generic[SettingsT]):
       summary: the text of --help before the flags.
       command: the command, for --help.
       defaults: values that differ from those of the dataclass.
+      algorithm: the name that config.yaml begins with.
+      overrides: settings that win over the presets.
+      own: the title of the group in --help of the settings that are in none of the sections.
     """
 
     kind: type[SettingsT]
     summary: str
     command: str
+    algorithm: str
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    own: str = ""
 
     def parse(self, argv: Sequence[str]) -> SettingsT:
         """Checked settings of a command line. Flags win over the --config file, which wins over the preset.
@@ -300,112 +342,136 @@ class Reader(Generic[SettingsT]):
 
         Raises UserError for a wrong setting.
         """
-        values = dict(values)
-        path = values.pop("config", None)
-        file = self._read_file(path, values.get("preset")) if path else {}
-        given = {**self.kind.derive(file), **file, **self.kind.derive(values), **values}
-        return self._inheriting(self._in_full(given))
+        flags = dict(values)
+        path = flags.pop("config", None)
+        file = self._left_of_file(path, flags.get("preset")) if path else {}
+        config = self._over_preset({**self.kind.derive(file), **file, **self.kind.derive(flags), **flags})
+        kept = self._kept_by_run(config)
+        complete = dataclasses.replace(config, **kept).complete()
+        try:
+            self.validate(complete)
+        except UserError as error:
+            plain = config.complete()
+            of_run = [f"{flag(n)} {shown(kept[n])}" for n in kept if kept[n] != getattr(plain, n)]
+            if not of_run:
+                raise
+            raise UserError(f"{error} The run in {complete.run_dir} has {' and '.join(of_run)}.") from None
+        return complete
 
     def from_yaml(self, path: str | Path) -> SettingsT:
         """The unchecked settings of a YAML file; its preset gives the others. Raises UserError."""
-        return self._in_full(self._read_yaml(path)).complete()
+        return self._over_preset(self._read_file(path)).complete()
+
+    def validate(self, config: SettingsT) -> None:
+        """Raises UserError for the first setting that cannot work on any machine, or has no effect."""
+        config.check()
+        # A failure with one worker is a failure with more workers, whose shares are fractions of its share.
+        workers = getattr(config, "learners", 1)
+        config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
+        plain = self.of_preset(config.preset)
+        for name, why in config.ineffective.items():
+            value = getattr(config, name)
+            if value != getattr(plain, name):
+                spelled = flag(f"no_{name}" if value is False else name)
+                raise UserError(f"{spelled} has no effect {why}; leave it out.")
+
+    def of_preset(self, preset: str) -> SettingsT:
+        """The settings that a preset stands for."""
+        return self.kind(**self.changes_of(preset))
+
+    def changes_of(self, preset: str) -> dict[str, Any]:
+        """The settings that a preset changes in the defaults."""
+        return {**read_preset(self.kind, preset).changes, **self.overrides}
 
     @cached_property
     def flag_kinds(self) -> dict[str, Any]:
         """The types of all flags, by name."""
-        return self._kinds | typing.get_type_hints(Command)
+        types = setting_types(self.kind) | typing.get_type_hints(Command)
+        return {name: kind for name, kind in types.items() if name != "algorithm"}
 
-    @cached_property
-    def _kinds(self) -> dict[str, Any]:
-        hints = typing.get_type_hints(self.kind)
-        kinds = {field.name: hints[field.name] for field in dataclasses.fields(self.kind)}
-        return kinds | {"preset": Literal[tuple(self.kind.presets)]}
-
-    def _read_yaml(self, path: str | Path) -> dict[str, Any]:
-        named, mine = algorithm_of(Path(path)), self.kind.algorithm
+    def _read_file(self, path: str | Path) -> dict[str, Any]:
+        """The settings that a file gives. Raises UserError."""
+        named = algorithm_of(Path(path))
         # Before a setting that only the other algorithm has would be called unknown.
-        if named not in (None, mine):
+        if named not in (None, self.algorithm):
             command = "resnet.train" if named == "resnet" else f"tfrl {named}"
-            raise UserError(f"{path} has settings of {named}, not of {mine}; use python -m {command}.")
-        values = read_yaml(self._kinds | {"algorithm": str}, self.kind.aliases, path)
+            raise UserError(
+                f"{path} has settings of {named}, not of {self.algorithm}; use python -m {command}."
+            )
+        values = _read_yaml(self.kind, Path(path))
         values.pop("algorithm", None)
         return values
 
-    def _read_file(self, path: str, preset: str | None) -> dict[str, Any]:
+    def _left_of_file(self, path: str, preset: str | None) -> dict[str, Any]:
         """The file's settings, without those that follow from settings that the flags may change.
 
         These are a default run name, a default threshold of the env, and the values of the file's preset if
         the flags give another preset.
         """
-        values = self._read_yaml(path)
-        for name in {"run_name", "solved_at"} & values.keys():
-            filled_in = getattr(self._in_full({**values, name: None}).complete(), name)
-            if filled_in is not None and filled_in == values[name]:
-                del values[name]
+        values = self._read_file(path)
+        filled_in = {"run_name", "solved_at"} & values.keys()
+        if filled_in:
+            plain = self._over_preset(values | dict.fromkeys(filled_in)).complete()
+            values = {n: x for n, x in values.items() if n not in filled_in or x != getattr(plain, n)}
         own = values.get("preset")
         if own is None or preset in (None, own):
             return values
-        plain = self.kind.of_preset(own).complete()
-        kept = self.defaults.keys() - self.kind.presets[own].keys()
-        return {n: value for n, value in values.items() if n in kept or value != getattr(plain, n)}
+        changes = self.changes_of(own)
+        plain, mine = self.kind(**changes).complete(), self.defaults.keys() - changes.keys()
+        return {n: x for n, x in values.items() if n in mine or x != getattr(plain, n)}
 
-    def _inheriting(self, config: SettingsT) -> SettingsT:
-        """These settings, complete and valid; the run in the folder gives those that are left open."""
-        complete = config.complete()
-        inherited = {
-            name: value
-            for name, value in complete.inherit_from_run().items()
-            if getattr(config, name) is None and value != getattr(complete, name)
-        }
-        complete = dataclasses.replace(config, **inherited).complete()
+    def _over_preset(self, given: Mapping[str, Any]) -> SettingsT:
+        """The given settings, and the others from their preset and the defaults."""
+        preset = given.get("preset") or self.kind(**{**self.defaults, **given}).default_preset()
+        names = preset_files(self.kind)
+        if preset not in names:  # a default of the algorithm that it extends
+            preset = next(iter(names))
+        named = {"algorithm": self.algorithm, "preset": preset}
+        return self.kind(**{**self.defaults, **self.changes_of(preset), **given, **named})
+
+    def _kept_by_run(self, config: SettingsT) -> dict[str, Any]:
+        """The settings that are left open and that the run in the folder gives, if it has this algorithm."""
+        left_open = [name for name in config.kept_by_run if getattr(config, name) is None]
+        file = config.run_dir / SETTINGS_FILE
+        if not left_open or config.resume in ("never", "restart") or algorithm_of(file) != self.algorithm:
+            return {}
         try:
-            complete.validate()
-        except UserError as error:
-            if not inherited:
-                raise
-            its_own = " and ".join(f"{flag(name)} {shown(value)}" for name, value in inherited.items())
-            raise UserError(f"{error} The run in {complete.run_dir} has {its_own}.") from None
-        return complete
-
-    def _in_full(self, values: Mapping[str, Any]) -> SettingsT:
-        """These settings, and the others from their preset and the defaults."""
-        preset = values.get("preset") or self.kind(**{**self.defaults, **values}).default_preset()
-        if preset not in self.kind.presets:  # a default of the algorithm that it extends
-            preset = next(iter(self.kind.presets))
-        return self.kind(**{**self.defaults, **self.kind.presets[preset], **values, "preset": preset})
+            there = self.from_yaml(file)
+        except UserError:  # the check of the folder reports it
+            return {}
+        return {name: getattr(there, name) for name in left_open}
 
     def _help(self, *, whole: bool) -> NoReturn:
         """Prints the help and exits; the whole help has all settings and the presets' values."""
-        import tyro
-
-        values = vars(Command()) | vars(self._in_full({}).complete()) | {"run_name": None}
+        values = vars(Command()) | vars(self._over_preset({}).complete()) | {"run_name": None}
         groups = []
-        for section in (*self.kind.sections, Command):
-            texts, fields = _help_of_fields(self.kind) | _help_of_fields(section), []
-            for name, kind in field_types(section).items():
-                if whole or name in _CHANGED_FIRST:
-                    value, metavar = values[name], None
-                    if isinstance(value, dict):  # tyro would omit the flag of an empty mapping
-                        kind, value, metavar = str, json.dumps(value), "JSON"
-                    kind = Annotated[kind, tyro.conf.arg(help=texts.get(name, ""), metavar=metavar)]
-                    fields.append((name, kind, dataclasses.field(default=value)))
-            if fields:
-                group = dataclasses.make_dataclass(section.__name__, fields)
-                group.__doc__ = section.__doc__
-                omit: Any = tyro.conf.OmitArgPrefixes
-                flat = omit[group]
-                groups.append((section.__name__, flat, dataclasses.field(default_factory=group)))
-        flags = dataclasses.make_dataclass("Flags", groups)
-        presets, summaries = self.kind.presets, self.kind.preset_summaries
+        for title, about, kinds, texts in self._groups():
+            known = {name: kind for name, kind in kinds.items() if whole or name in _CHANGED_FIRST}
+            if known:
+                groups.append(Group(f"{title} options", about, known, texts, values))
         described = []
-        for name, changes in presets.items():
-            summary = f" ({summaries[name]})" if name in summaries else ""
-            flags_of_it = ", ".join(f"{n.replace('_', '-')} {value}" for n, value in changes.items())
-            described.append(f"{name}{summary}{f': {flags_of_it}' if changes and whole else ''}.")
+        for name in preset_files(self.kind):
+            summary, changes = read_preset(self.kind, name).summary, self.changes_of(name)
+            text = f"{name} ({summary})" if summary else name
+            listed = ", ".join(f"{n.replace('_', '-')} {value}" for n, value in changes.items())
+            described.append(f"{text}: {listed}." if listed and whole else f"{text}.")
         more = [] if whole else ["--help-all shows all settings, and what the presets change."]
-        description = "\n\n".join([self.summary, *more, "The presets:", *described])
-        tyro.cli(flags, prog=self.command, description=description, args=["--help"])
-        raise SystemExit(0)
+        print_help(self.command, "\n\n".join([self.summary, *more, "The presets:", *described]), groups)
+
+    def _groups(self) -> Iterator[tuple[str, str, dict[str, Any], dict[str, str]]]:
+        """The groups of --help: title, a line about it, and the types and texts of its fields."""
+        mine, texts = setting_types(self.kind), texts_of(self.kind)
+        for section in (*self.kind.sections, Command):
+            kinds = typing.get_type_hints(section) | {"preset": mine["preset"]}
+            of_section = {field.name: kinds[field.name] for field in dataclasses.fields(section)}
+            yield section.__name__, _first_line(section), of_section, texts | texts_of(section)
+            if section is self.kind.sections[0]:
+                own = {name: mine[name] for name in own_settings(self.kind)}
+                yield self.own, _first_line(self.kind), own, texts
+
+
+def _first_line(kind: type) -> str:
+    return (kind.__doc__ or "").partition("\n")[0]
 
 
 # Writing
@@ -414,8 +480,10 @@ class Reader(Generic[SettingsT]):
 def to_yaml(config: Settings) -> str:
     """The settings as YAML with their help as comments. `Reader.from_yaml` reads back equal settings."""
     lines = [f"algorithm: {config.algorithm}\n", f"{_WRITTEN_BY}{__version__}\n"]
-    texts = _help_of_fields(type(config))
-    for name, value in dataclasses.asdict(config).items():
+    texts = texts_of(type(config))
+    values = dataclasses.asdict(config)
+    del values["algorithm"]
+    for name, value in values.items():
         value = math.inf if value == ENDLESS else value
         comment = textwrap.wrap(texts.get(name, ""), _COMMENT_WIDTH, break_on_hyphens=False)
         lines += ["\n", *(f"# {line}\n" for line in comment), yaml.safe_dump({name: value})]
@@ -441,21 +509,6 @@ def algorithm_of(path: Path) -> str | None:
         return None if algorithm is None else str(algorithm)
     except (OSError, yaml.YAMLError):
         return None
-
-
-@functools.cache
-def _help_of_fields(kind: type) -> dict[str, str]:
-    """The text under each field of a dataclass and its bases, by name, in one line."""
-    found: dict[str, str] = {}
-    for of_class in reversed([base for base in kind.__mro__ if dataclasses.is_dataclass(base)]):
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(of_class)))
-        except (OSError, TypeError):  # there is no source code
-            continue
-        for field, text in pairwise(typing.cast(ast.ClassDef, tree.body[0]).body):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                found[ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
-    return found
 
 
 # Folders

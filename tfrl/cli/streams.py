@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TextIO
 
-from tfrl.cli import signals
 from tfrl.cli.errors import PeerError, UserError
 
 # Information and warnings of TensorFlow's C++ log, and its messages about a missing NVIDIA driver.
@@ -60,7 +59,28 @@ def tell(line: str, stream: TextIO | None = None) -> None:
     """Writes a line to `stream`, stderr by default, even if nobody reads it."""
     stream = stream or sys.stderr
     with surviving(stream):
-        print(line, file=stream, flush=True)
+        print(spelled(line), file=stream, flush=True)
+
+
+_python_calls = [0]  # how many calls of the library are under way
+
+
+@contextlib.contextmanager
+def called_from_python() -> Iterator[None]:
+    """Within the context, messages name settings as Python does."""
+    _python_calls[0] += 1
+    try:
+        yield
+    finally:
+        _python_calls[0] -= 1
+
+
+def spelled(text: str) -> str:
+    """The text as it is, or with num_envs for --num-envs if Python code trains; commands keep their flags."""
+    if not _python_calls[0]:
+        return text
+    names = r"python -m [^;`\n]*|--([a-z][a-z-]*[a-z])"
+    return re.sub(names, lambda found: found[1].replace("-", "_") if found[1] else found[0], text)
 
 
 class Unbreakable:
@@ -132,17 +152,18 @@ def quiet_start() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def native_log(path: Path) -> Iterator[None]:
+def native_log(path: Path, *, of_command: bool) -> Iterator[None]:
     """Sends the stderr of C++ code into a file; Python's `sys.stderr` is unchanged.
 
     When a worker dies, TensorFlow fills the screens of the others with errors that say less than our
     sentence. After a PeerError these errors stay in the file, because more come until the process ends.
     After any other exception they are shown. Without an exception the file is removed, unless it holds an
-    error; in a command, no later line of C++ code is shown, because to TensorFlow a worker that ends first
-    is a lost one. A process that starts again appends to the file.
+    error. A process that starts again appends to the file.
 
     Args:
       path: the log. If it cannot be written, a temporary file is used.
+      of_command: the process ends soon afterwards. Then no later line of C++ code is shown, because to
+        TensorFlow a worker that ends first is a lost one.
     """
     _flush()
     python, screen = sys.stderr, os.dup(2)
@@ -172,7 +193,7 @@ def native_log(path: Path) -> Iterator[None]:
             _show(_worth_showing(log, began)[-_SHOWN:])
         clear()
         raise
-    if not signals.OURS.of_command:
+    if not of_command:
         show_again()
     clear()
 

@@ -8,12 +8,11 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeGuard
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeGuard
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import TIMEOUT, Range
-from tfrl.cli.settings import SETTINGS_FILE, NoResult, algorithm_of
-from tfrl.config import from_yaml
+from tfrl.cli.settings import NoResult
 from tfrl.config.run import Hardware, RLSettings, Run, ScheduledLearning
 
 if TYPE_CHECKING:
@@ -72,6 +71,7 @@ class DistributedSettings(Actors, Learners, Lag, ScheduledLearning, RLSettings):
     """
 
     default_lag: ClassVar[int] = 0
+    kept_by_run: ClassVar[tuple[str, ...]] = ("lag", "num_envs")
 
     @property
     def is_ahead(self) -> bool:
@@ -90,17 +90,6 @@ class DistributedSettings(Actors, Learners, Lag, ScheduledLearning, RLSettings):
             return config
         lag = 2 if config.free_running else 1 if config.actors else config.default_lag
         return dataclasses.replace(config, lag=lag)
-
-    def inherit_from_run(self) -> dict[str, Any]:
-        """The lag and the number of envs of the run in the folder, if it has this algorithm."""
-        file = self.run_dir / SETTINGS_FILE
-        if self.resume in ("never", "restart") or not file.is_file() or algorithm_of(file) != self.algorithm:
-            return {}
-        try:
-            there = from_yaml(file)
-        except UserError:  # the check of the folder reports it
-            return {}
-        return {name: getattr(there, name) for name in ("lag", "num_envs")}
 
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""

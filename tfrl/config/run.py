@@ -13,7 +13,7 @@ import resnet
 from tfrl.cli import settings
 from tfrl.cli.errors import EnvError, UserError
 from tfrl.cli.flags import ANY, COUNT, ENDLESS, FRACTION, MOST, NATURAL, POSITIVE, WIDTH, Range, flag, nearest
-from tfrl.cli.settings import Settings, expand_home
+from tfrl.cli.settings import NoResult, Settings, expand_home, own_settings
 from tfrl.envs import callables, registry
 from tfrl.envs.spec import ActionSpec, Box, EnvSettings
 from tfrl.ops import optimizers
@@ -66,6 +66,11 @@ class Torso:
     Give one name for all layers, or one for each layer of --hidden: relu,tanh for example."""
 
     @property
+    def small_network(self) -> bool:
+        """True if the network is an mlp, which XLA and NumPy compute fastest (docs/design.md)."""
+        return self.torso == "mlp"
+
+    @property
     def hidden_units(self) -> tuple[int, ...]:
         """The units of each layer of mlp. Raises UserError if --hidden is no such list."""
         words = self.hidden.replace(" ", "").split(",")
@@ -113,7 +118,7 @@ class Torso:
     @property
     def torso_options(self) -> dict[str, Any]:
         """The options that the zoo builds the torso with, if they differ from its defaults."""
-        if self.torso == "mlp":
+        if self.small_network:
             return self.hidden_options
         if self.torso_width == 1 or callables.is_name(self.torso) or not resnet.entry(self.torso).has_width:
             return {}
@@ -161,8 +166,8 @@ class Network(Torso, EnvSettings):
 
 
 @dataclass(frozen=True)
-class OptimizerSettings:
-    """The optimizer."""
+class Learning:
+    """The hyperparameters of every algorithm."""
 
     optimizer: Literal["adam", "nadam", "rmsprop", "sgd"] = "adam"
     """Optimizer of the weights; rmsprop and sgd have no momentum."""
@@ -171,6 +176,14 @@ class OptimizerSettings:
     adam_epsilon: Annotated[float, POSITIVE] = 1e-8
     """Epsilon of the optimizer. adam and nadam add it to the root of the mean square of gradients; rmsprop
     adds it to the mean square."""
+    num_envs: Annotated[int, ENVS] = 1
+    """Envs, all workers together; must be divisible by the number of replicas."""
+    lr: Annotated[float, POSITIVE] = 3e-4
+    """Learning rate."""
+    gamma: Annotated[float, FRACTION] = 0.99
+    """Discount of one env step."""
+    max_grad_norm: Annotated[float | None, POSITIVE] = None
+    """Clip the gradient to this global norm; None: no clipping."""
 
     def make_optimizer(self, *, uncorrected_epsilon: bool = False) -> optimizers.Optimizer:
         """The optimizer that these settings name; `uncorrected_epsilon` is that of Adam."""
@@ -323,20 +336,6 @@ class Run(settings.Run):
 
 
 @dataclass(frozen=True)
-class Learning(OptimizerSettings):
-    """The hyperparameters of every algorithm."""
-
-    num_envs: Annotated[int, ENVS] = 1
-    """Envs, all workers together; must be divisible by the number of replicas."""
-    lr: Annotated[float, POSITIVE] = 3e-4
-    """Learning rate."""
-    gamma: Annotated[float, FRACTION] = 0.99
-    """Discount of one env step."""
-    max_grad_norm: Annotated[float | None, POSITIVE] = None
-    """Clip the gradient to this global norm; None: no clipping."""
-
-
-@dataclass(frozen=True)
 class ScheduledLearning(Learning):
     """The hyperparameters of algorithms whose learning rate may fall."""
 
@@ -356,7 +355,6 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
       updates_vary: True if an update has as many env steps as its episodes; `steps_per_update` is the limit.
     """
 
-    algorithm: ClassVar[str]
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (ActionSpec,)
     for_any_actions: ClassVar[str] = "ppo"
     updates_vary: ClassVar[bool] = False
@@ -413,14 +411,9 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
     @property
     def default_run_name(self) -> str:
         """The name of a run without --run-name. The same command gets the same name, so that it resumes."""
-        name = f"{registry.file_name(self.env)}-seed{self.seed}"
+        name = f"{registry.file_name(registry.own_name(self.env))}-seed{self.seed}"
         # The name of a user's algorithm is module:Class.
         return name if self.algorithm == "ppo" else f"{self.algorithm.rpartition(':')[2]}-{name}"
-
-    @property
-    def small_network(self) -> bool:
-        """True if the network is an mlp, which XLA and NumPy compute fastest (docs/design.md)."""
-        return self.torso == "mlp"
 
     @property
     def has_one_topology(self) -> bool:
@@ -433,8 +426,8 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
     @property
     def ineffective(self) -> dict[str, str]:
         """Settings without an effect by name, each with the reason."""
-        has_mlp = self.torso == "mlp" or registry.specs(self)[0].is_joined
-        found = {} if has_mlp else dict.fromkeys(DECIDE_MLP, f"with --torso {self.torso}")
+        has_hidden = self.small_network or registry.specs(self)[0].is_joined
+        found = {} if has_hidden else dict.fromkeys(DECIDE_MLP, f"with --torso {self.torso}")
         if self.start_from is None:
             found["checkpoint"] = "without --start-from"
         if callables.is_name(self.torso):
@@ -623,3 +616,11 @@ def _check_torso(config: RLSettings, spelled: str, torso: str) -> bool:
     except ValueError as error:
         raise UserError(f"--env {config.env}: {spelled} {error}") from None
     return entry.has_width
+
+
+def hyperparameters(config: RLSettings) -> dict[str, Any]:
+    """The settings that decide the result of a run, by name."""
+    sections: list[Any] = [section for section in config.sections if not issubclass(section, NoResult)]
+    names = [field.name for section in sections for field in dataclasses.fields(section)]
+    names += [*own_settings(type(config)), "precision"]
+    return {"algorithm": config.algorithm, **{name: getattr(config, name) for name in names}}

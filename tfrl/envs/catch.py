@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfrl.envs.infos import Sums
-from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec, Step, pack_state, step_of, unpack_state
+from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec, Step, Sums, pack_state, step_of, unpack_state
 
 
 class Catch:

@@ -97,10 +97,15 @@ def find_facts(env_id: str, kwargs: str = "{}") -> Facts:
       EnvError: its first reset or step fails, or returns values of the wrong kind.
     """
     # Gymnasium takes a while to import.
-    from tfrl.envs import advice
-    from tfrl.envs.calls import check_calls, saves_exactly, saves_state, time_limit
-    from tfrl.envs.making import draws_with_opengl, opened
-    from tfrl.envs.spaces import action_spec, observation_spec
+    from tfrl.envs.calls import (
+        check_calls,
+        notes_about,
+        saves_exactly,
+        saves_state,
+        time_limit,
+        warnings_about,
+    )
+    from tfrl.envs.making import action_spec, draws_with_opengl, observation_spec, opened
 
     with opened(env_id, kwargs) as env:
         observation = observation_spec(env_id, getattr(env, "observation_space", None))
@@ -119,8 +124,8 @@ def find_facts(env_id: str, kwargs: str = "{}") -> Facts:
             saves_state=is_exact,
             draws_globally=bool(seen.generators),
             time_limit=time_limit(env),
-            notes=advice.notes(observation, action, seen),
-            warnings=advice.warnings(env, observation, action, seen),
+            notes=notes_about(observation, action, seen),
+            warnings=warnings_about(env, observation, action, seen),
         )
 
 

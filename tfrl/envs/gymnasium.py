@@ -12,7 +12,6 @@ from typing import Any, SupportsFloat
 
 import numpy as np
 
-from tfrl.envs import atari
 from tfrl.envs.calls import (
     RESET,
     STEP,
@@ -27,11 +26,13 @@ from tfrl.envs.calls import (
     summary,
 )
 from tfrl.envs.facts import facts_of
-from tfrl.envs.infos import METRICS, InfoSums, Sums
-from tfrl.envs.making import close, draw_off_screen, make_env
+from tfrl.envs.making import close, draw_off_screen, emulator_state, is_atari, make_env, put_emulator_state
 from tfrl.envs.spec import (
+    METRICS,
     EnvSpec,
+    InfoSums,
     Step,
+    Sums,
     pack_state,
     step_of,
     unpack_state,
@@ -56,7 +57,7 @@ class GymnasiumVec:
     observation. A replay takes as long as the episode (50 ms for a whole episode of HalfCheetah, 0.3 s for
     Humanoid). It is exact for every deterministic env, with its wrappers. Only the first episode of an Atari
     game has a seed, because a reset with a seed loads the game again. For the other episodes, the emulator's
-    state before the reset takes the seed's place (`tfrl.envs.atari`). A replay of Atari's longest episodes,
+    state before the reset takes the seed's place (`tfrl.envs.making`). A replay of Atari's longest episodes,
     27,000 steps, takes 20 s. A user's env with `get_state` and `set_state` saves its own state instead
     (`tfrl.envs.calls`).
     """
@@ -79,7 +80,7 @@ class GymnasiumVec:
             for _ in indices
         ]
         self._resetting, self._stepping = (Calling(name, self._envs[0], call) for call in (RESET, STEP))
-        self._atari = atari.is_atari(self._envs[0])
+        self._atari = is_atari(self._envs[0])
         self._plays: list[_Play] = [env.step for env in self._envs]
         if spec.frame_skip is not None and not self._atari:  # Atari's preprocessing skips its own frames
             self._plays = [_repeated(play, spec.frame_skip) for play in self._plays]
@@ -111,7 +112,7 @@ class GymnasiumVec:
         episode, env = self._episodes[i], self._envs[i]
         with self._resetting:
             seed = None if self._atari and episode > 0 else _episode_seed(*self._streams[i], episode)
-            self._emulators[i] = atari.get(env) if seed is None else {}
+            self._emulators[i] = emulator_state(env) if seed is None else {}
             options = {} if self.levels is None else {"options": {"level": int(self.levels[i])}}
             shown, info = env.reset(seed=seed, **options)
             shown = self._stored(i, shown, info)
@@ -270,7 +271,7 @@ class GymnasiumVec:
         if "actions" not in row or not self._repeats:
             return False
         if "emulator" in row:
-            atari.put(self._envs[i], row)
+            put_emulator_state(self._envs[i], row)
         shown, info = self._reset(i), None
         reward: SupportsFloat = row["reward"]
         with self._stepping:

@@ -1,4 +1,6 @@
-"""One Gymnasium env: made by id or by a callable, with one sentence for what is wrong with it.
+"""One Gymnasium env: made by id or by a callable, its spaces, and the preprocessing of Atari's games.
+
+Each fault is one sentence.
 
 `kwargs` are keyword arguments of an env as JSON text.
 """
@@ -23,11 +25,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
+import numpy as np
+from gymnasium import spaces
 from gymnasium.envs import registration
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformObservation
 
 from tfrl.cli.flags import nearest
-from tfrl.envs import atari, callables
+from tfrl.envs import callables
 from tfrl.envs.calls import summary
+from tfrl.envs.images import Layout, layout_of
+from tfrl.envs.observations import CHOICES, FLAGS, IMAGE, NUMBERS, WORD_FLAGS, ArraySpec, Part
+from tfrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
 
 _DM_CONTROL = "shimmy"  # registers the envs of DeepMind Control
 
@@ -42,7 +50,7 @@ def make_env(
 ) -> gymnasium.Env:
     """Makes one env, without wrappers that only check, and with the usual preprocessing.
 
-    Atari games get `atari.preprocess`. The env of a callable keeps its own other wrappers.
+    Atari games get `_preprocess_atari`. The env of a callable keeps its own other wrappers.
 
     Args:
       env_id: Gymnasium's id, or module:id, or the name of a callable (`tfrl.envs.callables`).
@@ -103,15 +111,15 @@ def _maker(
         spec.max_episode_steps = None
     if not _is_preprocessed(spec, given):
         return functools.partial(_registered, spec)
-    if taken := atari.OPTIONS.keys() & given.keys():
+    if taken := _ATARI_OPTIONS.keys() & given.keys():
         raise ValueError(f"the preprocessing of {env_id} sets {min(taken)}, so --env-kwargs cannot set it")
-    return lambda **options: atari.preprocess(
-        _registered(spec, **atari.OPTIONS, **options), frame_skip or atari.FRAME_SKIP
+    return lambda **options: _preprocess_atari(
+        _registered(spec, **_ATARI_OPTIONS, **options), frame_skip or _FRAME_SKIP
     )
 
 
 def _is_preprocessed(spec: registration.EnvSpec, given: Mapping[str, Any]) -> bool:
-    """True for an Atari game that shows images, which `atari.preprocess` changes."""
+    """True for an Atari game that shows images, which `_preprocess_atari` changes."""
     obs_type = given.get("obs_type", spec.kwargs.get("obs_type"))
     return spec.entry_point == "ale_py.env:AtariEnv" and obs_type != "ram"
 
@@ -119,7 +127,7 @@ def _is_preprocessed(spec: registration.EnvSpec, given: Mapping[str, Any]) -> bo
 def default_frame_skip(env_id: str, kwargs: Mapping[str, Any]) -> int:
     """The frames of a step without --frame-skip; 1 for an env that does not exist."""
     try:
-        return atari.FRAME_SKIP if _is_preprocessed(find_spec(env_id), kwargs) else 1
+        return _FRAME_SKIP if _is_preprocessed(find_spec(env_id), kwargs) else 1
     except ValueError:  # the task's own check reports it
         return 1
 
@@ -258,3 +266,150 @@ def draws_with_opengl(env_id: str, env: gymnasium.Env) -> bool:
     if callables.is_name(env_id):
         return hasattr(env.unwrapped, "mujoco_renderer")
     return not type(env.unwrapped).__module__.startswith(_WITHOUT_OPENGL)
+
+
+# Spaces as the specs of `tfrl.envs.spec`
+
+
+def observation_spec(env_id: str, space: spaces.Space | None) -> ArraySpec:
+    """The spec of an env's observations. Raises ValueError if the space is not supported."""
+    if isinstance(space, spaces.Box):
+        if len(space.shape) == 1 and space.shape[0] and np.issubdtype(space.dtype, np.number):
+            return ArraySpec(space.shape, "float32")
+        if (layout := _layout(env_id, space)) is not None:
+            return ArraySpec(layout.image_shape, "uint8", None if layout.is_plain else layout)
+    parts = list(_parts(env_id, space, ()))
+    if not sum(part.size for part in parts):
+        raise ValueError(f"{env_id} has empty observations: {_describe(space)} without any numbers")
+    return ArraySpec.of_parts(parts)
+
+
+def _parts(env_id: str, space: spaces.Space | None, keys: tuple[str, ...]) -> Iterator[Part]:
+    """The arrays of a space, at these keys of a Dict or Tuple. Raises ValueError for other spaces."""
+    if isinstance(space, spaces.Dict):
+        for key, inner in space.spaces.items():
+            yield from _parts(env_id, inner, (*keys, str(key)))
+    elif isinstance(space, spaces.Tuple):
+        for place, inner in enumerate(space.spaces):
+            yield from _parts(env_id, inner, (*keys, str(place)))
+    elif isinstance(space, spaces.Box) and (layout := _layout(env_id, space)) is not None:
+        yield Part(keys, IMAGE, layout.image_shape, "uint8", None if layout.is_plain else layout)
+    elif isinstance(space, spaces.Box) and space.dtype.kind in "biuf":
+        yield Part(keys, NUMBERS, space.shape, space.dtype.name)
+    elif isinstance(space, spaces.Discrete):
+        yield Part(keys, CHOICES, (), space.dtype.name, counts=(int(space.n),), starts=(int(space.start),))
+    elif isinstance(space, spaces.MultiDiscrete):
+        counts, starts = (tuple(np.ravel(x).tolist()) for x in (space.nvec, space.start))
+        yield Part(keys, CHOICES, space.shape, space.dtype.name, counts=counts, starts=starts)
+    elif isinstance(space, spaces.MultiBinary):
+        yield Part(keys, FLAGS, space.shape, space.dtype.name)
+    elif isinstance(space, spaces.Space) and getattr(space.dtype, "kind", "") == "U":
+        yield Part(keys, FLAGS, (WORD_FLAGS,), "str")
+    else:
+        where = f" at {'/'.join(keys)}" if keys else ""
+        raise ValueError(
+            f"{env_id} shows {_describe(space)}{where}, which is not supported: observations must be Box, "
+            "Discrete, MultiBinary, MultiDiscrete or Text, or a Dict or Tuple of them"
+        )
+
+
+def _layout(env_id: str, space: spaces.Box) -> Layout | None:
+    """The layout of images; None for other arrays. Raises ValueError if the channels cannot be told."""
+    found = layout_of(space.shape, space.dtype, space.low, space.high)
+    if found is None and space.dtype == np.uint8 and len(space.shape) == 3:
+        raise ValueError(
+            f"{env_id} shows {_describe(space)}, and this shape does not tell whether the first or the last "
+            "number counts the channels: give images [H, W, C] with fewer channels than rows and columns"
+        )
+    return found
+
+
+def action_spec(env_id: str, space: spaces.Space | None) -> ActionSpec:
+    """The spec of an env's actions. Raises ValueError if the space is not supported."""
+    if isinstance(space, spaces.Discrete):
+        return Discrete(int(space.n), int(space.start))
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary) and space.shape:
+        size = int(np.prod(space.shape))
+        counts, starts = (2,) * size, (0,) * size
+        if isinstance(space, spaces.MultiDiscrete):
+            counts, starts = (tuple(np.ravel(x).tolist()) for x in (space.nvec, space.start))
+        return MultiDiscrete(counts, starts, space.shape, space.dtype.name)
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
+        return _box(env_id, space)
+    advice = ""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        advice = "; a wrapper that flattens it to one of these helps"
+    elif isinstance(space, spaces.Box) and space.shape and space.dtype.kind in "biu":
+        advice = "; MultiDiscrete fits whole numbers"
+    raise ValueError(
+        f"{env_id} takes {_describe(space)}, which is not supported: actions must be Discrete, MultiDiscrete "
+        f"or MultiBinary, or a Box of real numbers{advice}"
+    )
+
+
+def _box(env_id: str, space: spaces.Box) -> Box:
+    """The spec of real numbers. Raises ValueError if they have no bounds."""
+    if not space.is_bounded():
+        raise ValueError(
+            f"{env_id} takes actions without bounds; give its action_space finite bounds, without ClipAction"
+        )
+    low, high = space.low.ravel(), space.high.ravel()
+    if (high / 2 - low / 2 > np.finfo(np.float32).max / 2).any():
+        raise ValueError(
+            f"{env_id} takes actions between {low.min():.2g} and {high.max():.2g}, which are hardly "
+            "bounds; give its action_space smaller ones"
+        )
+    return Box(tuple(low.tolist()), tuple(high.tolist()), space.dtype.name, space.shape)
+
+
+def _describe(space: spaces.Space | None) -> str:
+    kind = type(space).__name__
+    return f"a {kind} of {space.dtype} {list(space.shape)}" if isinstance(space, spaces.Box) else f"a {kind}"
+
+
+# Atari's games: the usual preprocessing, and the state of the emulator before an episode
+
+_FRAME_SKIP, _STACK = 4, 4
+_ATARI_OPTIONS = {"frameskip": 1, "obs_type": "grayscale"}
+"""Arguments of `gymnasium.make`, because the preprocessing and not the emulator skips frames and makes them
+grey.
+"""
+
+
+class _AtariFrames(TransformObservation):
+    """The outermost wrapper of `_preprocess_atari`."""
+
+
+def _preprocess_atari(env: gymnasium.Env, frame_skip: int) -> gymnasium.Env:
+    """Atari's usual preprocessing (Mnih et al. 2015, Machado et al. 2018).
+
+    An episode begins with up to 30 no-ops. An observation has the last 4 of every `frame_skip`th frame, grey:
+    uint8 [84, 84, 4]. Rewards stay raw, and a lost life does not end the episode. `env` is made with
+    _ATARI_OPTIONS.
+    """
+    stacked = FrameStackObservation(AtariPreprocessing(env, frame_skip=frame_skip), _STACK)
+    space = gymnasium.spaces.Box(0, 255, (84, 84, _STACK), np.uint8)
+    return _AtariFrames(stacked, lambda frames: np.moveaxis(frames, 0, -1), space)
+
+
+def is_atari(env: gymnasium.Env) -> bool:
+    """True if `_preprocess_atari` made this env."""
+    return isinstance(env, _AtariFrames)
+
+
+def emulator_state(env: Any) -> dict[str, np.ndarray]:
+    """The state that the next reset without a seed depends on, about 5 kB compressed.
+
+    It does not suffice within an episode: it lacks the last action, which the emulator may repeat.
+    """
+    emulator = env.unwrapped.ale.cloneState(include_rng=True).serialize()
+    generator = env.unwrapped.np_random.bit_generator.state
+    return {"emulator": np.frombuffer(emulator, np.uint8), "generator": np.array(json.dumps(generator))}
+
+
+def put_emulator_state(env: Any, arrays: Mapping[str, np.ndarray]) -> None:
+    """Restores a state of `emulator_state`, for a reset."""
+    from ale_py import ALEState
+
+    env.unwrapped.ale.restoreState(ALEState(arrays["emulator"].tobytes()))
+    env.unwrapped.np_random.bit_generator.state = json.loads(str(arrays["generator"]))

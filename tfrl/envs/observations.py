@@ -163,7 +163,7 @@ class ArraySpec:
         return cls((sum(part.size for part in parts),), "float32", parts=parts)
 
     def with_mask(self, actions: int) -> ArraySpec:
-        """The spec of rows of these observations with a mask of `num_actions` actions."""
+        """The spec of rows of these observations and a mask with this many flags, `actions`."""
         return ArraySpec.of_parts([*self.arrays, Part((ACTION_MASK,), MASK, (actions,), "int8")])
 
     @cached_property

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tfrl.envs.infos import Sums
-from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec, Step, pack_state, step_of, unpack_state
+from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec, Step, Sums, pack_state, step_of, unpack_state
 
 _KEPT_LEVELS = 16_384  # first states in memory, about 11 kB each
 

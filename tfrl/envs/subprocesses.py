@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from tfrl.cli.endings import STOP_CODES
 from tfrl.cli.errors import EnvError, UserError
-from tfrl.cli.signals import STOP_CODES
-from tfrl.envs.infos import Sums, joined
-from tfrl.envs.spec import EnvSpec, Step, VecEnv
+from tfrl.envs.spec import EnvSpec, Step, Sums, VecEnv, joined
 
 MakeVecEnv = Callable[[EnvSpec, Sequence[int]], VecEnv]
 

@@ -15,17 +15,16 @@ import numpy as np
 
 from tfrl.config.run import RLSettings
 from tfrl.envs import registry
-from tfrl.envs.infos import Sums, joined
-from tfrl.envs.spec import EnvSpec, Step, VecEnv
+from tfrl.envs.spec import EnvSpec, Step, Sums, VecEnv, joined
 from tfrl.experience import memory
 from tfrl.experience.memory import CorrelatedNoise, Memory
 from tfrl.experience.rollout import Rollout
 
 
 class ActingPolicy(Protocol):
-    """The part of an agent that a collector needs."""
+    """The policy that a collector needs."""
 
-    def act(
+    def sample(
         self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions of the training envs, or of half of them.
@@ -209,7 +208,7 @@ class Collector:
                 observations = self._observe(group, t, rollout)
                 remembered = [] if group.memory is None else [group.by_replica(group.memory.values)]
                 drawn = group.noise(noise[t, :, group.columns])
-                actions, extras = policy.act(observations, drawn, *remembered)
+                actions, extras = policy.sample(observations, drawn, *remembered)
                 if group.memory is not None:
                     states = extras.pop("state")
                     states, flat = (x.reshape(-1, *x.shape[2:]) for x in (states, actions))

@@ -10,8 +10,7 @@ import numpy as np
 from rich import filesize
 
 from tfrl.cli.errors import UserError
-from tfrl.envs.infos import Sums
-from tfrl.envs.spec import ActionSpec, ArraySpec, Step
+from tfrl.envs.spec import ActionSpec, ArraySpec, Step, Sums
 from tfrl.workers import machine
 
 

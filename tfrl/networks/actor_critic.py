@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec
 from tfrl.networks import entrance
 from tfrl.networks.distributions import distribution_for
-from tfrl.networks.network import ACTIVATIONS, Head, Network, dense_outputs, renamed, seeds_of
+from tfrl.networks.network import Head, Network, renamed, seeds_of
 from tfrl.networks.recurrent import Core, Sequences
 from tfrl.workers.data_parallel import Weights
 
@@ -134,7 +134,6 @@ class ActorCritic(Network):
             torsos["critic_torso"] = entrance.torso(
                 config, observation_spec, precision, seeds[1], critic=True
             )
-        self.is_small = torso.name == "mlp"
         features = [each.output_shape[-1] for each in torsos.values()]
         self._cores: dict[str, Core] = {}
         if config.memory != "none":
@@ -144,7 +143,7 @@ class ActorCritic(Network):
                     config.memory,
                     config.memory_size,
                     features=seen + inputs,
-                    by_row=not self.is_small,
+                    by_row=not config.small_network,
                     length=config.sequence_length or None,
                     seed=core_seed,
                 )
@@ -176,7 +175,7 @@ class ActorCritic(Network):
         self._frozen = config.freeze_torso
         self.torsos = tuple(torsos)
         self.constants = tuple(constants)
-        self.compiled_rows = _COMPILED_ROWS if self.is_small else None
+        self.compiled_rows = _COMPILED_ROWS if config.small_network else None
 
     def further_heads(self, features: int, seed: int) -> dict[str, keras.layers.Layer]:
         """The heads that a subclass adds, by name, for the actor's features."""
@@ -328,62 +327,11 @@ class ActorCritic(Network):
         self, *, on_gpu: bool, at_once: int, part_rows: int | None = None
     ) -> Callable[..., tf.Tensor]:
         """Returns the values, in parts; `part_rows` is that of `in_parts`, for small networks."""
-        if self.is_small:
+        if self.compiled_rows is not None:
             return self.output_pass(1, on_gpu=on_gpu, at_once=at_once, part_rows=part_rows)
         # Without the policy's head, convolutions round differently.
         forward = self.forward_pass(on_gpu=on_gpu, at_once=at_once)
         return lambda weights, *rows: forward(weights, *rows)[1]
-
-    # Acting in NumPy
-
-    @property
-    def fits_arrays(self) -> bool:
-        """True if NumPy can compute it: one or two mlps in float32. It depends only on the settings."""
-        if self._cores or self.dropped_size:
-            return False
-        return all(self.functions[name].fits_arrays for name in self.torsos)
-
-    def array_pass(self, vectors: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-        """Returns the distribution's parameters, float32 [B, P], of vectors float32 [B, D], in NumPy."""
-        of_head = self._array_pass_of("actor", vectors)
-        free = self.functions["actor"].split(vectors["actor"]).get("free", np.zeros(0, np.float32))
-
-        def parameters(observations: np.ndarray) -> np.ndarray:
-            outputs = of_head(observations)
-            if len(free):
-                outputs = np.concatenate([outputs, np.broadcast_to(free, (len(outputs), len(free)))], axis=1)
-            return self.entrance.mask_arrays(observations, outputs)
-
-        return parameters
-
-    def array_values(self, vectors: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-        """Returns the values, float32 [B], of vectors float32 [B, D], in NumPy."""
-        values = self._array_pass_of("critic", vectors)
-        return lambda observations: values(observations)[:, 0]
-
-    def _array_pass_of(
-        self, head: str, vectors: Mapping[str, np.ndarray]
-    ) -> Callable[[np.ndarray], np.ndarray]:
-        torso = "torso" if self.shared else f"{head}_torso"
-        layers = self.functions[torso].dense_layers(vectors[torso])
-        arrays = self.functions[head].split(vectors[head])
-        linear = ACTIVATIONS["linear"]
-        layers = [*layers, (arrays["head/kernel"], arrays["head/bias"], linear)]
-        seen = self.entrance.spec.vectors
-        if not self.constants:
-            return lambda observations: dense_outputs(seen(observations), layers)
-        mean, scale = self.functions["observations"].split(vectors["observations"]).values()
-
-        def scaled(observations: np.ndarray) -> np.ndarray:
-            vectors = seen(observations)
-            x = vectors[:, : len(mean)] - mean
-            x *= scale
-            np.minimum(np.maximum(x, -OBSERVATION_LIMIT, out=x), OBSERVATION_LIMIT, out=x)  # faster than clip
-            if len(mean) < vectors.shape[1]:
-                x = np.concatenate([x, vectors[:, len(mean) :]], axis=1)
-            return dense_outputs(x, layers)
-
-        return scaled
 
     def exported(self, outputs: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
         """The most likely `action`, the distribution's parameters and the `value`; for a recurrent network,

@@ -69,7 +69,7 @@ class DeterministicActor(ActorAndCritics):
 
     def __init__(self, config: RLSettings, precision: str, *, critics: int, noise_scale: float) -> None:
         super().__init__(config, precision, critics=critics, outputs=registry.specs(config)[1].shape[0])
-        self._noise_scale = noise_scale
+        self.noise_scale = noise_scale
 
     @property
     def has_deviation(self) -> bool:
@@ -78,21 +78,12 @@ class DeterministicActor(ActorAndCritics):
 
     def sample(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tf.Tensor:
         """The best actions with added Gaussian noise, float32 [B, D] in [-1, 1]."""
-        return tf.clip_by_value(self.greedy(outputs) + self._noise_scale * noise, -1.0, 1.0)
+        return tf.clip_by_value(self.greedy(outputs) + self.noise_scale * noise, -1.0, 1.0)
 
     def greedy(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
         """The best actions, float32 [B, D] in [-1, 1]."""
         # In float64, because vectorised functions round a float32 by its place in the batch.
         return tf.cast(tf.tanh(tf.cast(outputs[0], tf.float64)), tf.float32)
-
-    def act(self, outputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """The actions of `sample`, from outputs float32 [B, D], in NumPy."""
-        noisy = self.act_greedily(outputs) + np.float32(self._noise_scale) * noise
-        return np.minimum(np.maximum(noisy, np.float32(-1)), np.float32(1))
-
-    def act_greedily(self, outputs: np.ndarray) -> np.ndarray:
-        """The actions of `greedy`, from outputs float32 [B, D], in NumPy."""
-        return np.tanh(outputs.astype(np.float64)).astype(np.float32)
 
     def exported(self, outputs: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
         """The best `action`."""
@@ -193,13 +184,8 @@ class QNetwork(Network):
             signature=[tf.TensorSpec([self.num_actions])],
         )
         self.noise_size = 2
-        self._epsilon, self._each = epsilon, each
+        self.epsilon, self.each = epsilon, each
         self._masked = bool(observation_spec.num_actions)
-
-    @property
-    def fits_arrays(self) -> bool:
-        """True if NumPy can compute the values, which must be the model's own outputs."""
-        return self._each == 1 and super().fits_arrays
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """Uniform numbers in [0, 1), float32 [steps, 2].
@@ -212,7 +198,7 @@ class QNetwork(Network):
         self, outputs: Sequence[tf.Tensor], noise: tf.Tensor, epsilon: tf.Tensor | None = None
     ) -> tf.Tensor:
         """Actions int32 [B]: random ones with probability epsilon, the best ones otherwise."""
-        epsilon = self._epsilon if epsilon is None else epsilon
+        epsilon = self.epsilon if epsilon is None else epsilon
         if self._masked:
             allowed = tf.cast(outputs[0] > FORBIDDEN / 2, tf.int32)
             count = tf.reduce_sum(allowed, axis=1)
@@ -229,25 +215,12 @@ class QNetwork(Network):
         """The best actions, int32 [B]."""
         return tf.argmax(outputs[0], axis=-1, output_type=tf.int32)
 
-    def act(self, outputs: np.ndarray, noise: np.ndarray, epsilon: float | None = None) -> np.ndarray:
-        """The actions of `sample`, from outputs float32 [B, A], in NumPy."""
-        share = np.float32(self._epsilon if epsilon is None else epsilon)
-        if self._masked:
-            at_random = Discrete(self.num_actions).from_uniform(noise[:, 1:], outputs > FORBIDDEN / 2)
-        else:
-            at_random = np.minimum((noise[:, 1] * self.num_actions).astype(np.int32), self.num_actions - 1)
-        return np.where(noise[:, 0] < share, at_random, self.act_greedily(outputs))
-
-    def act_greedily(self, outputs: np.ndarray) -> np.ndarray:
-        """The actions of `greedy`, from outputs float32 [B, A], in NumPy."""
-        return outputs.argmax(axis=1).astype(np.int32)
-
     def probabilities(self, outputs: Sequence[tf.Tensor]) -> tf.Tensor:
         """The probability of each action of `sample`, float32 [B, A]."""
         best = tf.one_hot(self.greedy(outputs), self.num_actions)
         allowed = tf.cast(outputs[0] > FORBIDDEN / 2, tf.float32)
         at_random = allowed / tf.reduce_sum(allowed, axis=1, keepdims=True)
-        return (1.0 - self._epsilon) * best + self._epsilon * at_random
+        return (1.0 - self.epsilon) * best + self.epsilon * at_random
 
     def exported(self, outputs: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
         """The best `action`, and `q` of all actions."""

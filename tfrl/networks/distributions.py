@@ -43,8 +43,7 @@ class Distribution(ABC):
 class ActionDistribution(ABC):
     """The policies over an action space. A call with an actor's outputs gives the `Distribution` of each env.
 
-    `act`, `log_probs_of` and `act_greedily` are NumPy versions of `sample`, `log_prob` and `mode`, equal up
-    to rounding. `encoded` and `as_env_takes` are TensorFlow versions of those of `ActionSpec`, for exports.
+    `encoded` and `as_env_takes` are TensorFlow versions of those of `ActionSpec`, for exports.
 
     Args:
       action_spec: the action space.
@@ -73,21 +72,9 @@ class ActionDistribution(ABC):
         """The random numbers of one env's actions, float32 [steps, K]: uniform in [0, 1), or a subclass's."""
         return generator.random((steps, self.noise_size), np.float32)
 
-    @abstractmethod
-    def act(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Actions [B, *shape] drawn with parameters float32 [B, P] and noise float32 [B, K]."""
-
-    @abstractmethod
-    def log_probs_of(self, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """log pi(a), float32 [B], from parameters float32 [B, P] and the actions of `act`."""
-
     def deviations(self, parameters: np.ndarray) -> np.ndarray:
         """The standard deviation of continuous actions, float64 [B]; of `TanhNormalActions` only."""
         raise NotImplementedError
-
-    @abstractmethod
-    def act_greedily(self, parameters: np.ndarray) -> np.ndarray:
-        """The deterministic actions, [B, *shape]."""
 
     def encoded(self, actions: tf.Tensor) -> tf.Tensor:
         """`ActionSpec.encoded` of actions [B, *shape], float32 [B, A]."""
@@ -139,33 +126,9 @@ class CategoricalActions(ActionDistribution):
         self.distribution = Categorical
         self.parameters_size, self.noise_size = action_spec.n, 1
 
-    def act(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Actions int32 [B]."""
-        probabilities = np.exp(_shifted(parameters))
-        probabilities /= np.add.reduce(probabilities, axis=1, keepdims=True)
-        passed = np.add.accumulate(probabilities, axis=1)[:, :-1] <= noise
-        return np.add.reduce(passed, axis=1, dtype=np.int32)
-
-    def log_probs_of(self, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """log pi(a), float32 [B], of actions int32 [B]."""
-        wide = _shifted(parameters)
-        total = np.add.reduce(np.exp(wide), axis=1)
-        return (wide[np.arange(len(wide)), actions] - np.log(total)).astype(np.float32)
-
-    def act_greedily(self, parameters: np.ndarray) -> np.ndarray:
-        """The most likely actions, int32 [B]."""
-        return parameters.argmax(axis=1).astype(np.int32)
-
     def encoded(self, actions: tf.Tensor) -> tf.Tensor:
         """One-hot vectors, float32 [B, A], of actions int32 [B]."""
         return tf.one_hot(actions, self.parameters_size)
-
-
-def _shifted(logits: np.ndarray) -> np.ndarray:
-    """Logits float64 [B, A] shifted so that the largest is 0. (`reduce` is faster than `max` and `sum`.)"""
-    wide = logits.astype(np.float64)
-    wide -= np.maximum.reduce(wide, axis=1, keepdims=True)
-    return wide
 
 
 class MultiCategorical(Distribution):
@@ -205,26 +168,6 @@ class MultiCategoricalActions(ActionDistribution):
         self._starts, self._env_dtype = action_spec.starts, action_spec.env_dtype
         self._env_shape = action_spec.env_shape or action_spec.shape
 
-    def act(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Actions int32 [B, K]."""
-        logits = np.split(parameters, self._ends, axis=1)
-        drawn = [
-            c.act(x, noise[:, k : k + 1]) for k, (c, x) in enumerate(zip(self._choices, logits, strict=True))
-        ]
-        return np.stack(drawn, axis=1)
-
-    def log_probs_of(self, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """log pi(a), float32 [B], of actions int32 [B, K]."""
-        pairs = zip(self._choices, np.split(parameters, self._ends, axis=1), actions.T, strict=True)
-        return np.sum(
-            [choice.log_probs_of(logits, own) for choice, logits, own in pairs], axis=0, dtype=np.float32
-        )
-
-    def act_greedily(self, parameters: np.ndarray) -> np.ndarray:
-        """The most likely actions, int32 [B, K]."""
-        pairs = zip(self._choices, np.split(parameters, self._ends, axis=1), strict=True)
-        return np.stack([choice.act_greedily(logits) for choice, logits in pairs], axis=1)
-
     def encoded(self, actions: tf.Tensor) -> tf.Tensor:
         """One-hot vectors side by side, float32 [B, sum(counts)], of actions int32 [B, K]."""
         return tf.concat([choice.encoded(actions[:, k]) for k, choice in enumerate(self._choices)], axis=-1)
@@ -237,8 +180,8 @@ class MultiCategoricalActions(ActionDistribution):
 
 _MIN_STD = 0.01  # TorchRL's; an even smaller one lets PPO's ratios overflow
 _STD_SHIFT = math.log(math.expm1(1.0 - _MIN_STD))  # makes the standard deviation of an output of 0 equal to 1
-_LARGEST = float(np.nextafter(np.float32(1), np.float32(0)))  # float32 has no number between it and 1
-_LOG_SQRT_2_PI = 0.5 * math.log(2.0 * math.pi)
+LARGEST = float(np.nextafter(np.float32(1), np.float32(0)))  # float32 has no number between it and 1
+LOG_SQRT_2_PI = 0.5 * math.log(2.0 * math.pi)
 
 # The trapezoidal rule for the mean over a standard normal: it converges exponentially for analytic functions
 # (Trefethen and Weideman 2014, SIAM Review 56, section 5), here faster than Gauss and Hermite's.
@@ -286,7 +229,7 @@ class TanhNormal(Distribution):
         +-1 is replaced by its neighbour in float32, as in `sample`; z is about +-8.7 there.
         """
         actions.shape.assert_is_compatible_with(self._mean.shape)
-        actions = tf.cast(tf.clip_by_value(actions, -_LARGEST, _LARGEST), tf.float64)
+        actions = tf.cast(tf.clip_by_value(actions, -LARGEST, LARGEST), tf.float64)
         # float64 holds 1 + a exactly, and two logarithms give atanh(a) and log(1 - a^2).
         logs = _batch_invariant(tf.math.log1p, tf.concat([actions, -actions], axis=-1))
         above, below = tf.split(logs, 2, axis=-1)  # log(1 + a), log(1 - a)
@@ -305,7 +248,7 @@ class TanhNormal(Distribution):
         """
         z = self._mean[..., None] + self._std[..., None] * _NODES
         correction = tf.reduce_sum(_log_slope(z) * _WEIGHTS, axis=-1)
-        return _sum(self._log_std + (_LOG_SQRT_2_PI + 0.5) + correction)
+        return _sum(self._log_std + (LOG_SQRT_2_PI + 0.5) + correction)
 
     def mode(self) -> tf.Tensor:
         """tanh(mean), float32 [B, D]. This is the median; the peaks of a wide density are near +-1."""
@@ -313,7 +256,7 @@ class TanhNormal(Distribution):
 
     def _log_normal(self, standard: tf.Tensor) -> tf.Tensor:
         """The normal's log-density at mean + std * standard, float64 [B, D]."""
-        return -0.5 * tf.square(standard) - self._log_std - _LOG_SQRT_2_PI
+        return -0.5 * tf.square(standard) - self._log_std - LOG_SQRT_2_PI
 
 
 class TanhNormalActions(ActionDistribution):
@@ -330,29 +273,9 @@ class TanhNormalActions(ActionDistribution):
         """Standard normal numbers, float32 [steps, D]."""
         return generator.standard_normal((steps, self.noise_size), np.float32)
 
-    def act(self, parameters: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Actions float32 [B, D]."""
-        mean, z = _mean_and_std(parameters)
-        z *= noise
-        z += mean
-        return _squash_array(z)
-
-    def log_probs_of(self, parameters: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """log pi(a), float32 [B], of actions float32 [B, D] from `act`, whose values are between -1 and 1."""
-        mean, std = _mean_and_std(parameters)
-        wide = actions.astype(np.float64)
-        above, below = np.log1p(wide), np.log1p(-wide)
-        standard = (0.5 * (above - below) - mean) / std
-        terms = -0.5 * np.square(standard) - np.log(std) - _LOG_SQRT_2_PI - (above + below)
-        return terms.sum(axis=1).astype(np.float32)
-
     def deviations(self, parameters: np.ndarray) -> np.ndarray:
         """The standard deviation of z, a mean over its D numbers, float64 [B]."""
-        return _mean_and_std(parameters)[1].mean(axis=1)
-
-    def act_greedily(self, parameters: np.ndarray) -> np.ndarray:
-        """tanh(mean), float32 [B, D]."""
-        return _squash_array(parameters[:, : parameters.shape[1] // 2].astype(np.float64))
+        return mean_and_std(parameters)[1].mean(axis=1)
 
     def as_env_takes(self, actions: tf.Tensor) -> tf.Tensor:
         """Actions float32 [B, D] in [-1, 1], rescaled to [low, high]."""
@@ -366,21 +289,16 @@ class TanhNormalActions(ActionDistribution):
 
 def _squash(z: tf.Tensor) -> tf.Tensor:
     """tanh(z) as float32; +-1 is replaced by its neighbour."""
-    return tf.clip_by_value(tf.cast(_batch_invariant(tf.tanh, z), tf.float32), -_LARGEST, _LARGEST)
+    return tf.clip_by_value(tf.cast(_batch_invariant(tf.tanh, z), tf.float32), -LARGEST, LARGEST)
 
 
-def _mean_and_std(parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def mean_and_std(parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The mean and deviation of z, float64 [B, D] each."""
     wide = parameters.astype(np.float64)
     size = wide.shape[1] // 2
     std = np.logaddexp(0.0, wide[:, size:] + _STD_SHIFT)
     std += _MIN_STD
     return wide[:, :size], std
-
-
-def _squash_array(z: np.ndarray) -> np.ndarray:
-    squashed = np.tanh(z).astype(np.float32)
-    return np.minimum(np.maximum(squashed, -_LARGEST, out=squashed), _LARGEST, out=squashed)
 
 
 def _log_slope(z: tf.Tensor) -> tf.Tensor:

@@ -92,11 +92,6 @@ class Entrance:
             return outputs
         return tf.where(self._of_kind(observations, MASK) != 0, outputs, FORBIDDEN)
 
-    def mask_arrays(self, observations: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """The same as `mask` in NumPy."""
-        allowed = self.spec.allowed(observations)
-        return outputs if allowed is None else np.where(allowed, outputs, FORBIDDEN)
-
     def replace_images(self, observations: tf.Tensor, images: list[tf.Tensor]) -> tf.Tensor:
         """Observations [B, *shape] with their images replaced by others, uint8 [B, H, W, C] each."""
         if not self.spec.parts:

@@ -6,7 +6,6 @@ one operation, and a sum over replicas has few tensors. Keras builds the layers 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -163,11 +162,12 @@ class Functional(Packing):
 
     Attributes:
       layer: the same.
+      layers: its layers and operations, and those of its inner models, in order.
     """
 
     def __init__(self, layer: keras.layers.Layer) -> None:
-        self._layers = entrance.layers_of(layer)
-        for one in self._layers:
+        self.layers = entrance.layers_of(layer)
+        for one in self.layers:
             if getattr(one, "non_trainable_variables", ()):
                 raise ValueError(
                     f"{one.name} has state besides its trained weights, like batch normalization or dropout, "
@@ -176,83 +176,10 @@ class Functional(Packing):
         super().__init__(layer.trainable_variables)
         self.layer = layer
 
-    @property
-    def fits_arrays(self) -> bool:
-        """True if NumPy can compute it: a chain of dense layers in float32 for vectors."""
-        return all(map(_fits_arrays, self._layers))
-
-    @functools.cached_property
-    def _dense_names(self) -> list[tuple[str, str, str]]:
-        """Kernel, bias and activation of each dense layer, cached: Keras takes longer than an action."""
-        name = entrance.variable_name
-        dense = [one for one in self._layers if isinstance(one, keras.layers.Dense)]
-        return [(name(one.kernel), name(one.bias), one.activation.__name__) for one in dense]
-
-    def dense_layers(self, vector: np.ndarray) -> DenseLayers:
-        """The dense layers of a network that `fits_arrays`, with weights float32 [size]."""
-        arrays = self.split(vector)
-        return [(arrays[k], arrays[b], ACTIVATIONS[name]) for k, b, name in self._dense_names]
-
     def __call__(self, weights: tf.Tensor, *inputs: tf.Tensor) -> Any:
         """The layer's outputs with weights float32 [size]."""
         arguments = inputs[0] if len(inputs) == 1 else list(inputs)
         return self.layer.stateless_call(self.arrays(weights), [], arguments)[0]
-
-
-# Small networks in NumPy: for a few envs, a call of TensorFlow takes longer than the arithmetic.
-
-_CACHED_ROWS = 1024  # so many that a layer's outputs stay in the cache
-
-# These functions may work in place. Networks with other functions of Keras act with TensorFlow: gelu, for
-# example, because NumPy has no error function.
-ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "linear": lambda x: x,
-    "tanh": lambda x: np.tanh(x, out=x),
-    "relu": lambda x: np.maximum(x, 0, out=x),
-    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "sigmoid": lambda x: 0.5 + 0.5 * np.tanh(0.5 * x),
-    "leaky_relu": lambda x: np.maximum(x, np.float32(0.2) * x),  # Keras's slope
-    "relu6": lambda x: np.clip(x, 0, 6, out=x),
-    "selu": lambda x: (
-        np.float32(1.05070098) * np.where(x > 0, x, np.float32(1.67326324) * np.expm1(np.minimum(x, 0)))
-    ),
-    "softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
-    "softsign": lambda x: x / (1 + np.abs(x)),
-}
-
-
-DenseLayers = Sequence[tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray]]]
-"""Kernels [D, units], biases [units] and activation functions."""
-
-
-def _fits_arrays(layer: Any) -> bool:
-    """True if NumPy can compute the layer of a network of vectors."""
-    layers = keras.layers
-    if getattr(layer, "compute_dtype", "float32") != "float32":
-        return False
-    if isinstance(layer, layers.Dense):
-        return layer.activation.__name__ in ACTIVATIONS and layer.use_bias
-    if isinstance(layer, layers.Activation):
-        return layer.activation.__name__ == "linear"
-    return isinstance(layer, layers.InputLayer) or layer.name == "unpack"
-
-
-def dense_outputs(observations: np.ndarray, layers: DenseLayers) -> np.ndarray:
-    """A network's outputs float32 [B, P] for vectors float32 [B, D], for any B, a few rows at a time.
-
-    Each row is a separate product of a vector and a matrix, so its bits do not depend on other rows.
-    """
-    found = []
-    for begin in range(0, len(observations), _CACHED_ROWS):
-        # [B, 1, D]: NumPy multiplies the rows one by one.
-        x = observations[begin : begin + _CACHED_ROWS, None]
-        for kernel, bias, activate in layers:
-            x = x @ kernel
-            x += bias
-            x = activate(x)
-        found.append(x[:, 0])
-    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 # Networks
@@ -276,14 +203,12 @@ class Network:
       functions: the layers as functions of weight vectors.
       noise_size: K, the number of random numbers of one action.
       has_probabilities: True if there are only a few actions, whose probabilities videos can show.
-      is_small: True if every torso is an mlp, so that XLA is faster on CPUs.
       fixed_rows: the number of rows of every part of a forward pass on CPUs; None: it depends on the batch.
       compiled_rows: the number of rows of a part that XLA compiles; None if it is not compiled.
       state_size: S, the size of a recurrent network's state, which is its last output; otherwise 0.
       memory_size: M, the size of the memory input of a recurrent network; otherwise 0.
     """
 
-    is_small = False
     compiled_rows: int | None = None
     state_size = 0
     memory_size = 0
@@ -302,7 +227,7 @@ class Network:
         self.noise_size = self.distribution.noise_size
         self.has_probabilities = isinstance(action_spec, Discrete)
         self.functions = {name: Functional(layer) for name, layer in layers.items()}
-        of_all = (one for function in self.functions.values() for one in function._layers)
+        of_all = (one for function in self.functions.values() for one in function.layers)
         is_own = any(one.name == entrance.OWN_FEATURES for one in of_all)
         self.fixed_rows = _ROWS_OF_OWN_TORSOS if is_own else None
         self.acting = tuple(acting)
@@ -380,28 +305,6 @@ class Network:
         return lambda weights, *rows: machine.map_rows(
             lambda part: function(weights, *part), rows, signature, at_once, size or self.fixed_rows
         )
-
-    # Acting in NumPy
-
-    @property
-    def fits_arrays(self) -> bool:
-        """True if NumPy can compute the first output. It depends only on the settings."""
-        return len(self.acting) == 1 and self.functions[self.acting[0]].fits_arrays
-
-    def array_pass(self, vectors: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-        """Returns the first output, float32 [B, P], computed in NumPy with these weights."""
-        (name,) = self.acting
-        layers = self.functions[name].dense_layers(vectors[name])
-        seen, mask = self.entrance.spec.vectors, self.entrance.mask_arrays
-        return lambda observations: mask(observations, dense_outputs(seen(observations), layers))
-
-    def act(self, outputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """The actions of `sample` in NumPy, from outputs float32 [B, P]."""
-        return self.distribution.act(outputs, noise)
-
-    def act_greedily(self, outputs: np.ndarray) -> np.ndarray:
-        """The actions of `greedy` in NumPy, from outputs float32 [B, P]."""
-        return self.distribution.act_greedily(outputs)
 
     # Tables and pictures
 

@@ -24,7 +24,6 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag, shown
 from tfrl.cli.settings import SETTINGS_FILE, Precision, to_yaml
 from tfrl.cli.streams import tell
-from tfrl.config import folder_of, of_run
 from tfrl.config.run import DECIDE_MLP, DECIDE_WEIGHTS, Network, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.facts import FACTS_FILE
@@ -145,7 +144,8 @@ class PolicySource:
     env_steps: int
 
 
-def _warn(sentence: str) -> None:
+def warn_on_stderr(sentence: str) -> None:
+    """Writes a warning to stderr."""
     tell(f"warning: {sentence}")
 
 
@@ -170,26 +170,6 @@ def split_checkpoint(folder: str | Path, checkpoint: str = "last") -> tuple[Path
     return path.parent.parent, found[1]
 
 
-def find_policy(path: Path, checkpoint: str, warn: Callable[[str], None] = _warn) -> PolicySource:
-    """Finds a policy in the folder of a run or of an export, or in a file of `keep_evaluated`.
-
-    Args:
-      path: the folder, as in `split_checkpoint`, or the file.
-      checkpoint: as in `split_checkpoint`; an export has only "last".
-      warn: called with a sentence for each damaged checkpoint; by default it writes to stderr.
-
-    Raises:
-      UserError: the folder is not one of a run, or the checkpoint is missing or damaged.
-    """
-    path, checkpoint = split_checkpoint(path, checkpoint)
-    if path.is_file() and path.suffix == ".npz":
-        return _evaluated(path, checkpoint)
-    config = of_run(path)
-    found = read_state(path, checkpoint, warn)
-    steps = config.run_steps if found.env_steps is None else found.env_steps
-    return PolicySource(config, weights_of(found.arrays), found.name, steps)
-
-
 class SavedState(NamedTuple):
     """The state of a run's agent, or only its weights, as a file of the run has it.
 
@@ -206,7 +186,7 @@ class SavedState(NamedTuple):
     update: int | None = None
 
 
-def read_state(run: Path, checkpoint: str, warn: Callable[[str], None] = _warn) -> SavedState:
+def read_state(run: Path, checkpoint: str, warn: Callable[[str], None] = warn_on_stderr) -> SavedState:
     """Reads a checkpoint of a run, its best weights, or an export, of any trainer.
 
     Args:
@@ -239,13 +219,14 @@ def _best(run: Path) -> SavedState:
     return SavedState(arrays, "best", unpack_json(arrays.pop(_INFO))["env_steps"])
 
 
-def _evaluated(file: Path, checkpoint: str) -> PolicySource:
+def read_evaluated(file: Path, checkpoint: str) -> SavedState:
+    """Reads the weights of a file of `keep_evaluated`. Raises UserError if it is damaged."""
     if checkpoint != "last":
         raise UserError(f"{file} holds one policy, so it has no --checkpoint {checkpoint}; leave it out.")
-    config, arrays = of_run(folder_of(file)), _read(file)
+    arrays = _read(file)
     if _INFO not in arrays:
         raise UserError(f"{file} is no policy of a run, or is damaged.")
-    return PolicySource(config, weights_of(arrays), file.stem, unpack_json(arrays[_INFO])["env_steps"])
+    return SavedState(arrays, file.stem, unpack_json(arrays.pop(_INFO))["env_steps"])
 
 
 def _exported(run: Path) -> SavedState:
@@ -352,17 +333,6 @@ class Start(Protocol):
         """The run's folder."""
 
 
-def check_start(config: RLSettings) -> None:
-    """Raises UserError if a run cannot start from that of --start-from; needs no TensorFlow."""
-    run = start_folder(config)
-    name = f"--start-from {config.start_from}"
-    if getattr(config, "torso_weights", None) is not None:
-        raise UserError(f"{name} gives all weights, and --torso-weights those of the torso: leave one out.")
-    there = of_run(run)
-    check_has_start(config)
-    _check_same_network(name, config, there)
-
-
 def start_folder(config: Start) -> Path:
     """The folder of the run of --start-from. Raises UserError if it is this run itself."""
     run, _ = split_checkpoint(config.start_from or "", config.checkpoint)
@@ -388,7 +358,7 @@ def check_has_start(config: Start) -> None:
         raise UserError(f"{name} has no checkpoint, and no export.")
 
 
-def _check_same_network(name: str, config: RLSettings, there: RLSettings) -> None:
+def check_same_network(name: str, config: RLSettings, there: RLSettings) -> None:
     """Raises UserError if the settings of that run show other weights or another optimizer."""
     if config.network_maker is not there.network_maker:
         raise UserError(

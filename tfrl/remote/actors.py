@@ -18,8 +18,7 @@ from tfrl.algorithms.acting import Actor
 from tfrl.config import distributed
 from tfrl.config.distributed import LEARNER, DistributedSettings
 from tfrl.envs import registry
-from tfrl.envs.infos import Sums, joined
-from tfrl.envs.spec import EnvSpec
+from tfrl.envs.spec import EnvSpec, Sums, joined
 from tfrl.experience.collector import Collected, Collector, Observer, Seen, Versioned
 from tfrl.experience.rollout import Rollout
 from tfrl.ops.graph import tf

@@ -232,8 +232,10 @@ class Learner:
         """
         batch, noise = _join(drawn)
         count, done = len(batch.reward), self._gradient_steps
-        prepared = self._agent.prepare(batch, noise, steps_done=done, count=count, iteration=iteration)
-        sums, _ = self._agent.begin_gradient_steps(prepared)()
+        pending = self._agent.begin_gradient_steps(
+            batch, noise, steps_done=done, count=count, iteration=iteration
+        )
+        sums = pending.wait().metrics
         self._gradient_steps += count
         return {name: value / count for name, value in sums.items()}
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from tfrl.cli import signals
+from tfrl.cli import endings
 from tfrl.cli.errors import PeerError, TrainingError, UserError
 from tfrl.config.distributed import LEARNER, DistributedSettings
 from tfrl.envs import registry
@@ -77,7 +77,7 @@ class Cluster:
             else:
                 # A signal may reach all processes of a run. Ray's processes ignore it: otherwise they would
                 # end, and Ray would then end this process before it has saved.
-                with signals.held_back(), _signals_kept():
+                with endings.held_back(), _signals_kept():
                     self._folder = tempfile.mkdtemp(prefix="tfrl-ray-")
                     self._make_token(Path(self._folder) / "token")
                     self._start(wanted, store_bytes + _STORE_BYTES)
@@ -241,7 +241,7 @@ def serve_driver() -> None:
     """
     end_with_parent()
     if threading.current_thread() is threading.main_thread():
-        for number in signals.STOP_CODES:
+        for number in endings.STOP_CODES:
             signal.signal(number, signal.SIG_IGN)
 
 
@@ -258,7 +258,7 @@ def _signals_kept() -> Iterator[None]:
     try:
         yield
     except SystemExit:
-        raise SystemExit(signals.STOP_CODES[signal.SIGTERM]) from None
+        raise SystemExit(endings.STOP_CODES[signal.SIGTERM]) from None
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

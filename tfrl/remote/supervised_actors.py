@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tfrl.cli.endings import Stopped
 from tfrl.cli.errors import EnvError, TrainingError
 from tfrl.experience.collector import EnvStates
 from tfrl.remote.cluster import Cluster, RayError, free_cpus, ray
-from tfrl.run.stop import Stopped
 
 if TYPE_CHECKING:
     from tfrl.run.session import Session

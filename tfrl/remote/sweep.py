@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
-from tfrl.cli import signals
+from tfrl.cli import endings
 from tfrl.remote.cluster import Cluster, check_gpus, end_with_parent, ray
 from tfrl.remote.trials import (
     Part,
@@ -134,15 +134,15 @@ def _stopping(stopped: list[int]) -> Iterator[None]:
     """
 
     def take(number: int, frame: FrameType | None) -> None:
-        if signals.waits(number) or stopped[0]:
+        if endings.waits(number) or stopped[0]:
             return
         stopped[0] = number
         of_tune = signal.getsignal(signal.SIGUSR1)
         if not callable(of_tune):
-            raise SystemExit(signals.STOP_CODES[number])
+            raise SystemExit(endings.STOP_CODES[number])
         of_tune(signal.SIGUSR1, frame)
 
-    before = {kind: signal.signal(kind, take) for kind in signals.heeded()}
+    before = {kind: signal.signal(kind, take) for kind in endings.heeded()}
     try:
         yield
     finally:

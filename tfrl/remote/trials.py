@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfrl import config as settings
-from tfrl.cli import signals
+from tfrl.algorithms import registry as settings
+from tfrl.cli import endings
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import coerce, flag, setting_hint
 from tfrl.cli.settings import SETTINGS_FILE, Reader
@@ -547,7 +547,7 @@ def _stop_with_parent() -> None:
 
     It lets signals through, which the process of Ray that starts it blocks.
     """
-    signals.let_through()
+    endings.let_through()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from tfrl.algorithms.runs import of_run
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.settings import SETTINGS_FILE, algorithm_of
-from tfrl.config import hyperparameters, of_run
-from tfrl.config.run import RLSettings, Task
+from tfrl.config.run import RLSettings, Task, hyperparameters
 from tfrl.envs.published import normalized_return, published_curve
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, family
 from tfrl.experience.levels import LEVELS_FILE

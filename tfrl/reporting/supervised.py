@@ -13,9 +13,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+from tfrl.algorithms.runs import from_yaml
 from tfrl.cli.flags import flag
 from tfrl.cli.settings import SETTINGS_FILE
-from tfrl.config import from_yaml
 from tfrl.reporting import plots, runs
 from tfrl.run.folder import read_results
 from tfrl.run.metrics import PROGRESS_FILE

@@ -9,7 +9,10 @@ import functools
 import importlib.util
 import math
 import os
+import shutil
 import subprocess
+import sys
+import webbrowser
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +26,6 @@ from tfrl.cli.flags import COUNT, Range
 from tfrl.envs.registry import frames_per_second
 from tfrl.envs.spec import ActionSpec, Discrete, MultiDiscrete, Step, VecEnv
 from tfrl.experience.episodes import Player, Watcher, level_spec, play
-from tfrl.reporting.viewer import has_display
 from tfrl.run import files, rng
 
 Probabilities = Callable[[np.ndarray], np.ndarray] | None
@@ -321,3 +323,27 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
     import matplotlib
 
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf"), size)
+
+
+# The display and the picture viewer of this machine
+
+
+def open_picture(path: Path) -> bool:
+    """Opens a picture in the viewer of the desktop or in a browser, and returns. False without a display.
+
+    A viewer's own messages are dropped, because they would disturb the output of the run.
+    """
+    if not has_display():
+        return False
+    viewer = "open" if sys.platform == "darwin" else "xdg-open"
+    if shutil.which(viewer) is None:
+        return webbrowser.open(path.resolve().as_uri())
+    quiet = subprocess.DEVNULL
+    subprocess.Popen([viewer, str(path)], start_new_session=True, stdin=quiet, stdout=quiet, stderr=quiet)
+    return True
+
+
+def has_display() -> bool:
+    """True if windows can be opened here."""
+    on_linux = sys.platform.startswith("linux")
+    return not on_linux or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfrl.cli.flags import ENDLESS
-from tfrl.cli.streams import Unbreakable, tell
+from tfrl.cli.streams import Unbreakable, spelled, tell
 
 _RATE_WINDOW = 32  # updates over which the time left is estimated
 _SPEED = "time/env_steps_per_second"
@@ -73,11 +73,11 @@ class Console:
 
     def message(self, text: str) -> None:
         """A line above the bar."""
-        self._view.line(text)
+        self._view.line(spelled(text))
 
     def warn(self, text: str) -> None:
         """Prints a line that begins with "warning: " above the bar, or on stderr without a bar."""
-        self._view.warning(text)
+        self._view.warning(spelled(text))
 
     def results(
         self, header: Sequence[str], rows: Sequence[Sequence[str]], next_commands: Sequence[str] = ()
@@ -163,7 +163,8 @@ class Progress:
         self._first = known | self._first
 
     def finish(self, results: Mapping[str, Any]) -> None:
-        """Shows the speed of the whole run, from results.json, instead of that of the last update."""
+        """Shows a complete run, whatever ended it, and its speed from results.json."""
+        self._is_over = True
         if "env_steps_per_second" in results:
             self._metrics = {**self._metrics, _SPEED: results["env_steps_per_second"]}
 

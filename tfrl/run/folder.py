@@ -10,7 +10,9 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,20 +21,21 @@ from typing import IO, Any
 
 import numpy as np
 
-from tfrl.cli.errors import PeerError, UserError
+from tfrl.cli.errors import PeerError, TrainingError, UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.settings import SETTINGS_FILE, Settings, SettingsT, algorithm_of, is_of_earlier_version
 from tfrl.cli.streams import tell
-from tfrl.run import files, restart
+from tfrl.run import files
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.metrics import EPISODES_FILE, EVENT_FILES, PROGRESS_FILE, logged_steps
-from tfrl.workers.tf_config import RESTARTED, TFConfig
+from tfrl.workers.tf_config import LAUNCH, RESTARTED, TFConfig
 
 DATA_FILE = "dataset.json"
 RESULTS_FILE = "results.json"
 EVALUATION_FILE = "eval.json"
 BEST_FILE = "checkpoints/best.npz"
 LEFT_FILE = "left-by-sweep"  # marks a run that its sweep has replaced
+FAILED_FILE = "failed"  # why the last process of the run failed, if it could say so
 
 # Any of these makes a folder that of a run.
 _TRACES = (SETTINGS_FILE, "checkpoints", PROGRESS_FILE, RESULTS_FILE)
@@ -210,6 +213,92 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+# --resume restart
+#
+# It deletes the run in the folder, after a question, so that the run begins anew there.
+
+# The files of a run, as patterns. The settings are deleted last, so that a deletion that was interrupted can
+# be repeated.
+_RUN_FILES = (
+    *("results.json", "eval.json", "report.html", PROGRESS_FILE, "episodes.csv", EVENT_FILES, "stop"),
+    *(LEFT_FILE, FAILED_FILE, "videos/*-[0-9]*.mp4", "videos/*-[0-9]*.gif", "policies/*.npz", SETTINGS_FILE),
+    *(f"plots/{name}.png" for name in ("learning_curve", "learning_curves", "final_scores", "training")),
+)
+_RUN_FOLDERS = ("checkpoints", "export", "phase", "heartbeats", "tensorflow")
+_BEGUN_BY = ".restarted"
+"""A file with the launch (`LAUNCH`) that has deleted the run before."""
+
+
+def confirm_restart(config: Settings, cluster: TFConfig | None = None) -> None:
+    """Asks whether --resume restart may delete the run in the folder, unless --yes says so.
+
+    With several workers, the outcome does not depend on the folder, which other workers may see later.
+
+    Raises UserError if the answer is no, or nobody can answer.
+    """
+    run = config.run_dir
+    if cluster is not None and cluster.evaluator is not None:
+        raise UserError(
+            "--resume restart cannot be given with an evaluator in TF_CONFIG, which may see the old run: "
+            "choose another --run-name."
+        )
+    for name in ("start_from", "torso_weights"):
+        path = getattr(config, name, None)
+        if path is not None and Path(path).resolve().is_relative_to(run.resolve()):
+            raise UserError(
+                f"--resume restart would delete {run}, which --{name.replace('_', '-')} needs: choose "
+                "another --run-name."
+            )
+    if config.yes:
+        return
+    if cluster is not None:
+        raise UserError("--resume restart with several workers needs --yes, because no terminal asks them.")
+    if not holds_run(run):
+        return
+    if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UserError(f"--resume restart deletes the run in {run}; without a terminal, add --yes.")
+    print(f"Delete the run in {run} and begin anew? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UserError(f"nothing is deleted: {run} is left as it was.")
+
+
+def has_restarted(run: Path) -> bool:
+    """True if an earlier start by the same launcher has deleted the old run, so this start resumes.
+
+    Only the chief asks it.
+    """
+    launch = os.environ.get(LAUNCH, "")
+    return RESTARTED in os.environ and bool(launch) and files.read_text(run / _BEGUN_BY) == launch
+
+
+def _remove_run(run: Path) -> None:
+    """Deletes the files of a run, and nothing else in its folder. Raises UserError if this fails."""
+    try:
+        for name in _RUN_FOLDERS:
+            if (run / name).is_symlink():
+                (run / name).unlink()
+            elif (run / name).is_dir():
+                shutil.rmtree(run / name)
+        for pattern in _RUN_FILES:
+            for path in list(run.glob(pattern)):
+                path.unlink(missing_ok=True)
+        for name in ("videos", "plots", "policies"):
+            with contextlib.suppress(OSError):  # it is missing, or has files of others
+                (run / name).rmdir()
+        (run / _BEGUN_BY).unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot delete {error.filename or run}: {files.reason(error)}.") from None
+
+
+def _note_restart(run: Path) -> None:
+    """Notes that this launch has begun the run anew. Raises UserError if the folder cannot be written."""
+    if launch := os.environ.get(LAUNCH):
+        try:
+            files.write(run / _BEGUN_BY, launch)
+        except OSError as error:
+            raise UserError(f"cannot write in {run}: {files.reason(error)}.") from None
+
+
 # The lock
 #
 # One process at a time trains a run: the chief holds a lock on the folder until it ends. A second trainer
@@ -238,27 +327,41 @@ def take_run(
       PeerError: the chief waited too long. A restart of all workers may help.
     """
     if config.resume == "restart":
-        restart.confirm(config, cluster, holds_run=holds_run(config.run_dir))
+        confirm_restart(config, cluster)
         if cluster is not None and not cluster.is_chief:
             # The chief deletes the old run before it meets this worker, which looks at no file until then.
             check_run_folder(config)
             yield dataclasses.replace(config, resume="auto", yes=False)
             return
-        if restart.is_done(config.run_dir):
+        if has_restarted(config.run_dir):
             config = dataclasses.replace(config, resume="auto", yes=False)
-    check_run(config, read)  # before anything is made
     with contextlib.ExitStack() as held:
         if cluster is None:
             held.enter_context(locked(config.run_dir))
         elif cluster.is_chief:
             held.enter_context(locked(config.run_dir, config.cluster_timeout))
+        config = check_run(config, read)  # no other process writes there now
+        if cluster is None or cluster.is_chief:
+            held.enter_context(_noting_failures(config.run_dir))
         if config.resume == "restart":
             if holds_run(config.run_dir):
-                restart.remove_run(config.run_dir)
-            restart.note(config.run_dir)
-            yield dataclasses.replace(config, resume="auto", yes=False)
-        else:
-            yield check_run(config, read)  # read again, because no other process writes there now
+                _remove_run(config.run_dir)
+            _note_restart(config.run_dir)
+            config = dataclasses.replace(config, resume="auto", yes=False)
+        yield config
+
+
+@contextlib.contextmanager
+def _noting_failures(run: Path) -> Iterator[None]:
+    """Writes the error that ends the run to FAILED_FILE, for `tfrl.status`. The next process removes it."""
+    (run / FAILED_FILE).unlink(missing_ok=True)
+    try:
+        yield
+    except TrainingError as error:
+        with contextlib.suppress(OSError):
+            if holds_run(run):
+                files.write(run / FAILED_FILE, f"{error}\n")
+        raise
 
 
 @contextlib.contextmanager
@@ -268,7 +371,8 @@ def locked(
     """Holds the lock of a run's folder within the context; on a disk without locks, only warns.
 
     Args:
-      run: the folder; made if it is missing, and removed at the end if it is empty.
+      run: the folder; made with its parents if it is missing, and removed with these at the end if it is
+        empty.
       patience: seconds to wait for another process that holds it.
       does: the verb for the other process in messages.
       instead: the flag that chooses another folder.
@@ -278,6 +382,7 @@ def locked(
       PeerError: it still does, after the patience.
     """
     file: IO[str] | None = None
+    made = [run, *(parent for parent in run.parents if not parent.exists())]
     try:
         file = _take(run, patience, does, instead)
     except OSError as error:
@@ -291,7 +396,8 @@ def locked(
             with file, contextlib.suppress(OSError):
                 if _is_at(run / LOCK_FILE, file):
                     (run / LOCK_FILE).unlink()  # while the lock is held, so that others notice it
-                run.rmdir()  # fails unless the folder is empty
+                for folder in made:
+                    folder.rmdir()  # fails unless the folder is empty
 
 
 def is_held(run: Path) -> bool:

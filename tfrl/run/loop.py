@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from tfrl.cli.endings import Stopped
 from tfrl.cli.errors import TrainingError
 from tfrl.cli.settings import Settings
 from tfrl.run import files
 from tfrl.run.callbacks import Callback, RunOfCallback, get_states, set_states
 from tfrl.run.checkpoint import State
 from tfrl.run.console import SHOWN, Console, Progress
-from tfrl.run.folder import weights_sha256, write_results
+from tfrl.run.folder import read_results, weights_sha256, write_results
 from tfrl.run.metrics import (
     PROGRESS_FILE,
     MetricsWriter,
@@ -27,7 +28,6 @@ from tfrl.run.metrics import (
     logged_steps,
 )
 from tfrl.run.session import Session, open_session, tensorboard
-from tfrl.run.stop import Stopped
 from tfrl.workers.strategy import join
 from tfrl.workers.tf_config import TFConfig
 
@@ -83,7 +83,7 @@ class Learner(ABC):
     def weights(self) -> dict[str, np.ndarray]:
         """The weights by name, float32."""
 
-    # Acting, of learners from envs, as in `RunOfCallback`
+    # Acting, of learners from envs; `RunOfCallback` describes these methods
 
     act: Callable[..., Any]
     memory: Callable[[int], Any]
@@ -246,7 +246,7 @@ class Run(RunOfCallback):
         *,
         followed: bool,
     ) -> None:
-        super().__init__(cast("RLSettings", config), session, learner)  # a supervised run has no callbacks
+        super().__init__(cast("RLSettings", config), session, learner)  # as nearly all callbacks know it
         self.evaluation: dict[str, float] = {}
         self.code: int | None = None
         self._followed = followed
@@ -268,7 +268,7 @@ class Run(RunOfCallback):
         session, learner = self._session, self._learner
         logged = logged_steps(self.folder / PROGRESS_FILE)
         self._restore(logged)
-        if self._is_over and session.is_finished(self.weights()):
+        if self._is_over and self._has_results():
             session.console.message(learner.completed(self._stopped))
             self.code = session.leave(0)
             return
@@ -333,9 +333,16 @@ class Run(RunOfCallback):
     def leave(self, code: int = 0) -> int:
         """Saves a run that is not complete, and ends it in this process; the exit code."""
         self._save()
-        self.code = self._session.end_early(
-            code, f"{self._steps_taken:,} {self._learner.unit} ({self._learner.place})"
-        )
+        session, learner = self._session, self._learner
+        session.writer.close()
+        session.console.stop()
+        session.stop.saved = session.is_saved
+        if session.is_saved:
+            saved = f"saved at {self._steps_taken:,} {learner.unit} ({learner.place})"
+        else:
+            saved, code = "but it could not be saved", 1
+        session.console.message(f"Stopped, {saved}; the same command continues from its last checkpoint.")
+        self.code = session.leave(code)
         return self.code
 
     @property
@@ -506,6 +513,15 @@ class Run(RunOfCallback):
             since = "before the first" if found is None else "after that"
             rows["lost"] = f"{lost:,} {learner.unit} {since} checkpoint, which are taken again"
         return rows
+
+    def _has_results(self) -> bool:
+        """True if an earlier process completed the run with these weights, including results.json.
+
+        A collective, because a shared disk may show the file to one worker before it shows it to another.
+        """
+        written = read_results(self.folder) or {}
+        mine = written.get("weights_sha256") == weights_sha256(self.weights())
+        return self._session.runtime.any_worker(mine)
 
     def _write_results(self) -> int:
         """Exports the policy, writes and prints the results, and ends; the exit code."""

@@ -46,8 +46,8 @@ class MetricsWriter:
             after a kill before its first checkpoint, and all earlier rows and points are dropped.
         warn: called with one sentence if something cannot be written.
         step_column: the name of the first column.
-        episodes_until: the same as `resume_at`, for episodes.csv; None: `resume_at`. An update whose
-            evaluation is pending has its episodes already.
+        episodes_until: the env steps after which rows of episodes.csv are removed; None: `resume_at`. It is
+            later if an evaluation is pending, because the episodes of that update are written already.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tfrl.cli.endings import Stopped, StopRequest, stop_code
 from tfrl.cli.errors import EnvError, PeerError, TrainingError, UserError
 from tfrl.cli.settings import SETTINGS_FILE, Settings, to_yaml
 from tfrl.cli.streams import surviving
@@ -28,9 +29,7 @@ from tfrl.run.checkpoint import (
     unpack_json,
 )
 from tfrl.run.console import Console
-from tfrl.run.folder import read_results, weights_sha256
 from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
-from tfrl.run.stop import Stopped, StopRequest, stop_code
 from tfrl.workers.strategy import Runtime
 from tfrl.workers.watchdog import Watchdog
 
@@ -39,9 +38,9 @@ from tfrl.workers.watchdog import Watchdog
 def open_session(
     config: Settings, runtime: Runtime, watchdog: Watchdog, console: Console
 ) -> Iterator[Session]:
-    """Makes a session that handles signals within the context.
+    """Makes a session, and answers signals within the context.
 
-    The arguments are those of `Session`.
+    Raises TrainingError for an EnvError within it, with the checkpoint that is kept.
     """
     stop = StopRequest(config.run_dir / "stop")
     session = Session(config, runtime, console, stop, watchdog)
@@ -123,7 +122,7 @@ class Session:
     def advance_to(self, x: float, *, steady: bool = False) -> None:
         """Shows env steps, or images, within an update, and gives the watchdog a sign of life.
 
-        `steady`: as in `Progress.advance_to`.
+        `steady`: True if the pace is that of the rest of the run, so that it predicts the time left.
         """
         self.watchdog.beat()
         self.console.progress.advance_to(x, steady=steady)
@@ -275,19 +274,11 @@ class Session:
         if found is None:
             self.writer.describe(settings)
 
-    def is_finished(self, weights: Mapping[str, np.ndarray]) -> bool:
-        """True if an earlier process completed the run with these weights, including results.json.
-
-        A collective, because a shared disk may show the file to one worker before it shows it to another.
-        """
-        written = read_results(self._config.run_dir) or {}
-        return self.runtime.any_worker(written.get("weights_sha256") == weights_sha256(weights))
-
     # The end
 
     def raise_if_stopped(self) -> None:
         """Raises Stopped on all workers if any of them was told to stop. A collective, and a barrier."""
-        code = stop_code(self.runtime.sum_over_workers(self.stop.votes()))
+        code = stop_code(self.runtime.sum_over_workers(np.array(self.stop.votes(), np.float32)))
         if code is not None:
             raise Stopped(code)
 
@@ -308,15 +299,6 @@ class Session:
         code = int(self.of_workers(mine).max())
         if code >= 0:
             raise Stopped(code)
-
-    def end_early(self, code: int, where: str) -> int:
-        """Ends a stopped run; returns the exit code. `where` describes the saved state."""
-        self.writer.close()
-        self.console.stop()
-        self.stop.saved = self.is_saved
-        saved = f"saved at {where}" if self.is_saved else "but it could not be saved"
-        self.console.message(f"Stopped, {saved}; the same command continues from its last checkpoint.")
-        return self.leave(code if self.is_saved else 1)
 
     def leave(self, code: int) -> int:
         """Ends with the other workers; returns the exit code."""

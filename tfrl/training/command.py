@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,23 +13,23 @@ from typing import TYPE_CHECKING, Any
 from cluster import launch
 from cluster.launch import Place, local_places
 from tfrl import remote
+from tfrl.algorithms import registry as algorithms
 from tfrl.algorithms.offline import OfflineSettings, needs_dataset
+from tfrl.algorithms.runs import check_start
 from tfrl.cli import endings
+from tfrl.cli.endings import held_back
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.settings import Reader
-from tfrl.cli.signals import held_back
 from tfrl.cli.streams import quiet_start, set_log_level
-from tfrl.config import reader, reader_of
 from tfrl.config.distributed import LEARNER, DistributedSettings, check_ray, leads
 from tfrl.config.run import Network, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.callables import find, is_importable, is_name, search_path
 from tfrl.experience import recorded, replay, rollout
-from tfrl.networks.weights import check_start, check_torso
-from tfrl.run import restart
+from tfrl.networks.weights import check_torso
 from tfrl.run.callbacks import Callback
-from tfrl.run.folder import check_run_folder, has_checkpoint, holds_run, take_run
+from tfrl.run.folder import check_run_folder, confirm_restart, has_checkpoint, take_run
 from tfrl.workers import tf_config
 from tfrl.workers.tf_config import TFConfig
 
@@ -47,7 +46,7 @@ class Command:
 
     Args:
       agent: the class of the algorithm; it takes the settings and the runtime.
-      changes: differences to the reader of the algorithm's settings.
+      reader: reads the settings; None: the reader of the algorithm.
 
     Attributes:
       reader: reads the settings.
@@ -55,9 +54,9 @@ class Command:
 
     reader: Reader[Any]
 
-    def __init__(self, agent: MakeAgent, **changes: Any) -> None:
+    def __init__(self, agent: MakeAgent, reader: Reader[Any] | None = None) -> None:
         self._agent = agent
-        self.reader = dataclasses.replace(reader_of(agent), **changes)
+        self.reader = reader or algorithms.reader_of(agent)
 
     def __call__(self, arguments: Sequence[str]) -> int:
         """Trains with the settings of the command line; returns the exit code."""
@@ -75,29 +74,29 @@ class Command:
           arguments: the same settings as a command line, with which --learners starts workers.
           callbacks: of `as_callback`; called by the loop in this process.
         """
-        reader = self.reader
         set_log_level(config.log_level)
         with endings.before_training():
-            if callbacks and leads(config):
+            starts_workers = leads(config)
+            if callbacks and starts_workers:
                 raise UserError(
                     f"--learners {config.learners} runs callbacks in other processes: give each as the name "
                     "of its class, package.module:Class."
                 )
-            cluster = None if leads(config) else tf_config.for_strategy(config.strategy)
+            cluster = None if starts_workers else tf_config.for_strategy(config.strategy)
             evaluates = cluster is not None and cluster.is_evaluator
-            if evaluates or leads(config):
+            if evaluates or starts_workers:
                 callbacks = [*self._make_callbacks(config.callbacks), *callbacks]
-            if leads(config):
-                self.check(config, cluster)
+            if starts_workers:
+                self.check(config)
         if evaluates:
             with quiet_start():
                 from tfrl.training.callbacks import follow
             return follow(config, has_callbacks=bool(callbacks))
-        if leads(config):
+        if starts_workers:
             if config.resume == "restart":  # the workers have no terminal
-                restart.confirm(config, None, holds_run=holds_run(config.run_dir))
+                confirm_restart(config)
                 arguments = [*arguments, "--yes"]
-            return launch_workers(config, reader.command.removeprefix("python -m "), arguments)
+            return launch_workers(config, self.reader.command.removeprefix("python -m "), arguments)
         with self.open(config, callbacks) as run:
             return run.run()
 
@@ -107,7 +106,6 @@ class Command:
 
         Raises UserError if the settings name other processes that learn, or if this one is an evaluator.
         """
-        reader = self.reader
         with endings.before_training():
             cluster = tf_config.for_strategy(config.strategy)
             if leads(config) or (cluster is not None and cluster.is_evaluator):
@@ -117,7 +115,7 @@ class Command:
                 )
             callbacks = [*self._make_callbacks(config.callbacks), *callbacks]
             self.check(config, cluster)
-        with endings.before_training(), take_run(config, cluster, reader.from_yaml) as config:
+        with endings.before_training(), take_run(config, cluster, self.reader.from_yaml) as config:
             with quiet_start(), held_back():
                 import tensorflow  # noqa: F401 - here, where signals wait
 
@@ -131,7 +129,30 @@ class Command:
 
     def check(self, config: Any, cluster: TFConfig | None = None) -> None:
         """Raises UserError if the settings do not fit this machine, its workers or the run's folder."""
-        check(config, cluster)
+        check_ray(config)
+        if leads(config):  # on this machine, or on the nodes of a Ray cluster
+            workers, here = config.learners, 1 if config.ray_address else config.learners
+        else:
+            workers, here = (1, 1) if cluster is None else (cluster.num_workers, cluster.workers_here)
+        config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
+        check_callables(config, workers)
+        check_run_folder(config)
+        dataset = getattr(config, "dataset", None)
+        if dataset == "" and isinstance(config, OfflineSettings):
+            raise UserError(needs_dataset(config))
+        if dataset is not None:
+            recorded.check_set(dataset)
+        if isinstance(config, replay.BufferSettings):
+            replay.check_memory(config, workers, here)
+        elif dataset is None:
+            steps = config.steps_per_env * config.rollouts_held
+            rollout.check_memory(registry.specs(config)[0], config.num_envs, steps, workers, here)
+        if config.resume != "restart" and has_checkpoint(config.run_dir):
+            return
+        if config.start_from is not None:
+            check_start(config)
+        if isinstance(config, Network) and config.torso_weights is not None:
+            check_torso(config)
 
     def learner_of(self, config: Any) -> Callable[[Session], Learner]:
         """Returns a function that makes the learner in a session. Imports TensorFlow."""
@@ -174,10 +195,7 @@ def of_algorithm(algorithm: str | type) -> Command:
         return Command(algorithm)
     if not isinstance(algorithm, str):
         raise UserError(f"an algorithm is a name, MODULE:CLASS or a class; got {algorithm!r}.")
-    reader(algorithm)  # raises UserError
-    return (
-        Command(find(algorithm)) if is_name(algorithm) else importlib.import_module(f"tfrl.{algorithm}").main
-    )
+    return Command(algorithms.agent_of(algorithm), algorithms.reader(algorithm))
 
 
 def learner_class(config: RLSettings) -> Callable[[Any, Session, MakeAgent], EnvLearner]:
@@ -198,34 +216,6 @@ def learner_class(config: RLSettings) -> Callable[[Any, Session, MakeAgent], Env
     if isinstance(config, ppg.Config):
         return PhasicLearner
     return OnPolicyLearner
-
-
-def check(config: RLSettings, cluster: TFConfig | None = None) -> None:
-    """Raises UserError if the settings do not fit this machine, its workers or the run's folder."""
-    check_ray(config)
-    if leads(config):  # on this machine, or on the nodes of a Ray cluster
-        workers, here = config.learners, 1 if config.ray_address else config.learners
-    else:
-        workers, here = (1, 1) if cluster is None else (cluster.num_workers, cluster.workers_here)
-    config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
-    check_callables(config, workers)
-    check_run_folder(config)
-    dataset = getattr(config, "dataset", None)
-    if dataset == "" and isinstance(config, OfflineSettings):
-        raise UserError(needs_dataset(config))
-    if dataset is not None:
-        recorded.check_set(dataset)
-    if isinstance(config, replay.BufferSettings):
-        replay.check_memory(config, workers, here)
-    elif dataset is None:
-        steps = config.steps_per_env * config.rollouts_held
-        rollout.check_memory(registry.specs(config)[0], config.num_envs, steps, workers, here)
-    if config.resume != "restart" and has_checkpoint(config.run_dir):
-        return
-    if config.start_from is not None:
-        check_start(config)
-    if isinstance(config, Network) and config.torso_weights is not None:
-        check_torso(config)
 
 
 def check_callables(config: RLSettings, workers: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from tfrl import remote
 from tfrl.algorithms.reinforce import Config, ReinforceAgent
 from tfrl.cli.errors import TrainingError
-from tfrl.envs.infos import Sums
+from tfrl.envs.spec import Sums
 from tfrl.experience.collector import Observer
 from tfrl.experience.rollout import EpisodeBatch
 from tfrl.run import rng
@@ -104,7 +104,7 @@ class EpisodicLearner(EnvLearner):
         steps, count, self._waited = [], 0, 0.0
         for noise in self._noise():
             shown = self.envs.observation
-            actions, log_probs = self.agent.act(shown, noise)
+            actions, log_probs = self.agent.sample(shown, noise)
             began = time.perf_counter()
             seen = self.envs.step(actions, playing)
             self._waited += time.perf_counter() - began

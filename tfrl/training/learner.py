@@ -10,22 +10,21 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
-from tfrl.config import hyperparameters
 from tfrl.config.distributed import DistributedSettings
-from tfrl.config.run import Network, RLSettings
+from tfrl.config.run import Network, RLSettings, hyperparameters
 from tfrl.envs import procgen, registry
-from tfrl.envs.infos import Sums
 from tfrl.envs.published import RANGES, normalized_return, score_range
 from tfrl.envs.registry import TRAIN, level_set_title
-from tfrl.envs.spec import EnvSpec
+from tfrl.envs.spec import EnvSpec, Sums
 from tfrl.experience import memory
+from tfrl.experience.collector import Collector, EnvStates
 from tfrl.experience.episodes import evaluation_columns, evaluation_results
 from tfrl.experience.memory import Memory
 from tfrl.experience.normalize import EpisodeStatistics, FinishedEpisodes
@@ -40,13 +39,28 @@ from tfrl.workers import machine
 from tfrl.workers.strategy import Runtime
 
 if TYPE_CHECKING:
-    from tfrl.experience.collector import Collector, EnvStates, Observer
     from tfrl.experience.rollout import Rollout
-    from tfrl.remote.actors import RayCollector, RayObservers
-    from tfrl.training.prefetch import Prefetch, ThreadCollector
+    from tfrl.training.prefetch import Prefetch
 
 MakeAgent = Callable[[Any, Runtime], Agent]
 _DEVIATION = "train/action_std"
+
+
+class WorkerEnvs(Protocol):
+    """A worker's envs, which its process, a thread of it, or processes on Ray step."""
+
+    @property
+    def exact_state(self) -> bool:
+        """False if the last `set_state` could not continue exactly in some envs."""
+
+    def get_state(self) -> EnvStates:
+        """The state of the envs at the end of the last rollout that was taken."""
+
+    def set_state(self, states: Mapping[int, bytes]) -> None:
+        """Continues from states by global env index."""
+
+    def close(self) -> None:
+        """Closes the envs, and ends their threads and processes."""
 
 
 class _Standing(NamedTuple):
@@ -76,7 +90,7 @@ class EnvLearner(Learner):
 
     _config: RLSettings
     agent: Agent
-    envs: Collector | ThreadCollector | RayCollector | Observer | RayObservers
+    envs: WorkerEnvs
     _prefetch: Prefetch | None = None  # None if learner and envs take turns
     time_columns: tuple[str, ...]
     has_updated = False
@@ -129,6 +143,12 @@ class EnvLearner(Learner):
         self._session.seconds += seconds
         return seconds
 
+    @property
+    def _collector(self) -> Collector:
+        """The envs of a learner without a prefetch, which this process steps itself."""
+        assert isinstance(self.envs, Collector)
+        return self.envs
+
     def _prefetched(self, prefetch: Prefetch) -> Rollout:
         """The next rollout of envs that are ahead of the learner. A collective."""
         rollout = prefetch.take(self._session.step, self.agent.get_weights(), self.level_probabilities)
@@ -158,9 +178,7 @@ class EnvLearner(Learner):
         A recurrent policy also takes its memory [B, M], and returns (actions, states [B, S]).
         """
         self._session.watchdog.beat()
-        return self.agent.acting.choose(
-            observations, None if self._config.eval_greedy else noise, *remembered
-        )
+        return self.agent.acting.act(observations, None if self._config.eval_greedy else noise, *remembered)
 
     def memory(self, envs: int) -> Memory | None:
         """The memory of this number of evaluation envs; None if the policy is not recurrent."""
@@ -326,7 +344,7 @@ class EnvLearner(Learner):
     def summary(self) -> dict[str, str]:
         """The learner's own rows of the table before training."""
         config = self._config
-        torso = config.torso + (f" of {config.hidden}" if config.torso == "mlp" else "")
+        torso = config.torso + (f" of {config.hidden}" if config.small_network else "")
         if isinstance(config, Network) and config.memory != "none":
             torso += f" and {config.memory} of {config.memory_size}"
         width = f"width {config.torso_width}, " if config.torso_width != 1 else ""

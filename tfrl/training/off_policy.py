@@ -11,20 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from tfrl.algorithms.replay import PendingSteps, Prepared, ReplayAgent, ReplaySettings
+from tfrl.algorithms.replay import PendingSteps, ReplayAgent, ReplaySettings
+from tfrl.cli.endings import Stopped
 from tfrl.cli.errors import UserError
 from tfrl.envs import registry
-from tfrl.envs.infos import Sums, added
-from tfrl.envs.spec import Step
+from tfrl.envs.spec import Step, Sums, added
 from tfrl.experience import recorded
-from tfrl.experience.collector import Collector
 from tfrl.experience.replay import Batch, ReplayBuffer
 from tfrl.experience.rollout import Rollout
 from tfrl.experience.transitions import Transitions
 from tfrl.run import rng
 from tfrl.run.checkpoint import State, pack_json, under, unpack_json, with_prefix
 from tfrl.run.session import Session
-from tfrl.run.stop import Stopped
 from tfrl.training.learner import EnvLearner, MakeAgent, shown_envs
 from tfrl.training.prefetch import COLUMNS, make_envs
 
@@ -64,9 +62,9 @@ class OffPolicyLearner(EnvLearner):
         self._recorded = None if config.dataset is None else self._read(config.dataset)
         self._gradient_steps = 0  # of the run so far
         self._has_learned = False  # in this process
-        self._pending: tuple[Prepared, PendingSteps] | None = None  # gradient steps under way
+        self._pending: PendingSteps | None = None  # gradient steps under way
         self._iteration: _Iteration | None = None  # the unfinished one
-        self._since_look = 0  # turns of env steps and gradient steps since the last vote on a stop
+        self._since_vote = 0  # turns of env steps and gradient steps since the last vote on a stop
 
     @property
     def steps_done(self) -> int:
@@ -143,9 +141,9 @@ class OffPolicyLearner(EnvLearner):
                 env_steps = self.steps_done + (t + 1) * config.num_envs  # after this step
                 learns = env_steps % config.train_every < config.num_envs
                 if self._pending is None and t > begin:
-                    self._look(iteration)
+                    self._vote_on_stop(iteration)
                 if learns:
-                    self._begin_learning(env_steps, iteration)
+                    self._learn(iteration, env_steps)
                 actions, step = next(steps)
                 iteration.rewards[t], iteration.first[t] = step.reward, step.first
                 replay.act(actions)
@@ -154,28 +152,95 @@ class OffPolicyLearner(EnvLearner):
                 if learns:
                     session.advance_to(env_steps)
                     if config.most_gradient_steps > 1:
-                        self._finish_learning(iteration)
+                        self._wait(iteration)
                 if left < math.inf:
                     left -= self._ended(iteration.first[t])
                     if left <= 0:
                         break
-            self._finish_learning(iteration)
-        if self._prefetch is None:
-            self._add_info(iteration)
+            self._wait(iteration)
+        self._take_info(iteration)
         return step
 
-    def _episodes_left(self, iteration: _Iteration) -> float:
-        """Episodes until --max-episodes; infinite without it, or if the env steps were taken before."""
-        if self._config.max_episodes is None or self._prefetch is not None:
-            return math.inf
-        uncounted = self._ended(iteration.first[iteration.counted : iteration.done])
-        return self._config.max_episodes - self._episodes.episodes - uncounted
+    def _steps(self, iteration: _Iteration) -> Iterator[tuple[np.ndarray, Step]]:
+        """Shows the present observations to the replay; returns an iterator over the steps that are left.
 
-    def _ended(self, first: np.ndarray) -> int:
-        """The number of episodes that ended, of the flags bool [..., B] of all workers. A collective."""
-        return int(self._runtime.sum_over_workers(np.array([first.sum()]))[0])
+        The iterator chooses actions [B, *shape], takes the env step, and yields both. Prefetched steps were
+        taken with older weights; the next ones are requested.
+        """
+        if self._prefetch is None:
+            self.replay.show(self._collector.observe())
+            noise = self.agent.acting.draw(self._session.step, self._indices)
+            return self._collector.steps(self.agent.acting.explore, noise[iteration.done :])
+        if iteration.rollout is None:
+            rollout, began = self._prefetched(self._prefetch), self._prefetch.collector.began
+            order = np.argsort(began.indices)
+            iteration.rollout, iteration.info, iteration.begins = rollout, rollout.info, began.first[order]
+            self.replay.resume_round(began.observations[order], began.first[order])
+        return itertools.islice(iteration.rollout.steps(), iteration.done, None)
 
-    def _look(self, iteration: _Iteration) -> None:
+    def _learn(self, iteration: _Iteration, env_steps: int) -> None:
+        """Starts the gradient steps that are due after so many env steps; waits for all but the last call."""
+        config, clock, due = self._config, iteration.clock, self._config.gradient_steps_due(env_steps)
+        while self._gradient_steps < due:
+            self._vote_on_stop(iteration)
+            if config.prioritized_replay:  # priorities depend on the errors
+                self._wait(iteration)
+            began = time.perf_counter()
+            batch, noise = self._draw(env_steps)
+            drawn = time.perf_counter()
+            pending = self.agent.begin_gradient_steps(
+                batch,
+                noise,
+                steps_done=self._gradient_steps,
+                count=min(due - self._gradient_steps, config.most_gradient_steps),
+                iteration=self._session.step,
+            )
+            clock["replay"] += drawn - began
+            clock["learning"] += time.perf_counter() - drawn
+            self._wait(iteration)  # the call before has ended
+            self._pending = pending
+            self._gradient_steps += pending.count
+
+    def _draw(self, env_steps: int) -> tuple[Batch, np.ndarray]:
+        """The batches of the next call of gradient steps, and noise for each row. A collective."""
+        config, recorded = self._config, self._recorded
+        generators = [
+            rng.generator(config.seed, rng.Use.REPLAY, self._gradient_steps, i) for i in self._indices
+        ]
+        # Always as many batches, of which some may be left over: each number would be compiled anew.
+        batches, each = config.most_gradient_steps, config.batch_size // config.num_envs
+        own = each if recorded is None else each // 2
+        if config.prioritized_replay:
+            # The least chance of a row to be drawn for its env, of all envs. The exponent grows to 1 by the
+            # run's end.
+            least = float(self._session.of_workers(self.replay.least_share()).min())
+            grown = min(1.0, env_steps / config.total_steps)
+            beta = config.priority_beta + (1.0 - config.priority_beta) * grown
+            batch = self.replay.sample(generators, batches, own, beta=beta, least=least)
+        else:
+            batch = self.replay.sample(generators, batches, own)
+        if recorded is not None:
+            drawn = [recorded.draw(g, (batches, each - own)) for g in generators]
+            others = (np.stack(arrays, axis=1) for arrays in zip(*drawn, strict=True))
+            batch = Batch(*(np.concatenate(pair, axis=2) for pair in zip(batch, others, strict=True)))
+        shape = (batches, each, self.agent.update_noise)
+        return batch, np.stack([g.standard_normal(shape, np.float32) for g in generators], axis=1)
+
+    def _wait(self, iteration: _Iteration) -> None:
+        """Waits for the gradient steps that are under way, if any are, and takes in their results."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        began = time.perf_counter()
+        learned = pending.wait()
+        iteration.clock["learning"] += time.perf_counter() - began
+        self.replay.set_priorities(learned.rows, learned.errors)
+        iteration.sums.update(learned.metrics)
+        if not self._has_learned:  # after random steps, thousands a second, turns may take seconds each
+            self._has_learned = True
+            self._session.console.progress.forget_pace()
+
+    def _vote_on_stop(self, iteration: _Iteration) -> None:
         """Raises Stopped on all workers if one was told to stop. Then no gradient steps are under way.
 
         An iteration on images may take minutes, so there are about 64 such votes in it. They depend only on
@@ -184,52 +249,16 @@ class OffPolicyLearner(EnvLearner):
         """
         config = self._config
         calls = math.ceil(config.iteration_steps * config.updates_per_step / config.most_gradient_steps)
-        self._since_look += 1
-        if self._since_look < max(1, (config.steps_per_env + calls) // _LOOKS):
+        self._since_vote += 1
+        if self._since_vote < max(1, (config.steps_per_env + calls) // _VOTES):
             return
-        self._since_look = 0
-        self._finish_learning(iteration)
+        self._since_vote = 0
+        self._wait(iteration)
         try:
             self._session.raise_if_stopped()
         except Stopped:
-            if self._prefetch is None:
-                self._add_info(iteration)
+            self._take_info(iteration)
             raise
-
-    def _add_info(self, iteration: _Iteration) -> None:
-        envs: Collector = self.envs  # type: ignore[assignment]  # without a prefetch
-        iteration.info = added(iteration.info, envs.take_info())
-
-    def _count_episodes(self, iteration: _Iteration) -> None:
-        """Counts the episodes of the steps that are not counted yet. A collective."""
-        new = slice(iteration.counted, iteration.done)
-        rewards, first = self._runtime.gather_envs(
-            np.stack([iteration.rewards[new], iteration.first[new].astype(np.float32)])
-        )
-        finished = self._episodes.add(rewards, first.astype(bool))
-        rounds = iteration.counted + finished.rounds
-        self.note_episodes(finished, self.steps_done + rounds * self._config.num_envs)
-        iteration.counted = iteration.done
-
-    def _steps(self, iteration: _Iteration) -> Iterator[tuple[np.ndarray, Step]]:
-        """Shows the present observations to the replay; returns an iterator over the steps that are left.
-
-        The iterator chooses actions [B, *shape], takes the env step, and yields both. Prefetched steps were
-        taken with older weights; the next ones are requested.
-        """
-        done = iteration.done
-        if self._prefetch is None:
-            envs: Collector = self.envs  # type: ignore[assignment]  # without a prefetch
-            self.replay.show(envs.observe())
-            acting = self.agent.acting
-            return envs.steps(acting.explore, acting.draw(self._session.step, self._indices)[done:])
-        if iteration.rollout is None:
-            rollout = self._prefetched(self._prefetch)
-            began = self._prefetch.collector.began
-            order = np.argsort(began.indices)
-            iteration.rollout, iteration.info, iteration.begins = rollout, rollout.info, began.first[order]
-            self.replay.resume_round(began.observations[order], began.first[order])
-        return itertools.islice(iteration.rollout.steps(), done, None)
 
     def _metrics(self, iteration: _Iteration) -> dict[str, float]:
         """The metrics of a finished iteration."""
@@ -251,69 +280,32 @@ class OffPolicyLearner(EnvLearner):
             metrics |= self._prefetch.metrics(self._session.step - 1, iteration.rollout, seconds)
         return metrics
 
-    def _begin_learning(self, env_steps: int, iteration: _Iteration) -> None:
-        """Starts the gradient steps that are due after so many env steps; waits for all but the last call."""
-        clock, due = iteration.clock, self._config.gradient_steps_due(env_steps)
-        while self._gradient_steps < due:
-            self._look(iteration)
-            if self._config.prioritized_replay:  # priorities depend on the errors
-                self._finish_learning(iteration)
-            began = time.perf_counter()
-            prepared = self._prepare(env_steps)
-            clock["replay"] += time.perf_counter() - began
-            self._finish_learning(iteration)
-            began = time.perf_counter()
-            self._pending = prepared, self.agent.begin_gradient_steps(prepared)
-            self._gradient_steps += prepared.steps
-            clock["learning"] += time.perf_counter() - began
+    def _take_info(self, iteration: _Iteration) -> None:
+        """Adds the envs' infos to the iteration; a prefetched rollout has its own."""
+        if self._prefetch is None:
+            iteration.info = added(iteration.info, self._collector.take_info())
 
-    def _prepare(self, env_steps: int) -> Prepared:
-        """The next call of gradient steps, of those that are due after so many env steps."""
-        config, agent = self._config, self.agent
-        generators = [
-            rng.generator(config.seed, rng.Use.REPLAY, self._gradient_steps, i) for i in self._indices
-        ]
-        # Always as many batches, of which some may be left over: each number would be compiled anew.
-        batches, each = config.most_gradient_steps, config.batch_size // config.num_envs
-        beta, least = self._beta(env_steps), self._least_share()
-        own = each if self._recorded is None else each // 2
-        batch = self.replay.sample(generators, batches, own, beta=beta, least=least)
-        if self._recorded is not None:
-            drawn = [self._recorded.draw(g, (batches, each - own)) for g in generators]
-            others = (np.stack(arrays, axis=1) for arrays in zip(*drawn, strict=True))
-            batch = Batch(*(np.concatenate(pair, axis=2) for pair in zip(batch, others, strict=True)))
-        shape = (batches, each, agent.update_noise)
-        noise = np.stack([g.standard_normal(shape, np.float32) for g in generators], axis=1)
-        count = min(config.gradient_steps_due(env_steps) - self._gradient_steps, batches)
-        done, iteration = self._gradient_steps, self._session.step
-        return agent.prepare(batch, noise, steps_done=done, count=count, iteration=iteration)
+    def _count_episodes(self, iteration: _Iteration) -> None:
+        """Counts the episodes of the steps that are not counted yet. A collective."""
+        new = slice(iteration.counted, iteration.done)
+        rewards, first = self._runtime.gather_envs(
+            np.stack([iteration.rewards[new], iteration.first[new].astype(np.float32)])
+        )
+        finished = self._episodes.add(rewards, first.astype(bool))
+        rounds = iteration.counted + finished.rounds
+        self.note_episodes(finished, self.steps_done + rounds * self._config.num_envs)
+        iteration.counted = iteration.done
 
-    def _finish_learning(self, iteration: _Iteration) -> None:
-        """Waits for the gradient steps that are under way, if any are."""
-        if self._pending is None:
-            return
-        (prepared, results), self._pending = self._pending, None
-        began = time.perf_counter()
-        metrics, errors = results()
-        iteration.clock["learning"] += time.perf_counter() - began
-        self.replay.set_priorities(prepared.rows[: prepared.steps], errors)
-        iteration.sums.update(metrics)
-        if not self._has_learned:  # after random steps, thousands a second, turns may take seconds each
-            self._has_learned = True
-            self._session.console.progress.forget_pace()
+    def _episodes_left(self, iteration: _Iteration) -> float:
+        """Episodes until --max-episodes; infinite without it, or if the env steps were taken before."""
+        if self._config.max_episodes is None or self._prefetch is not None:
+            return math.inf
+        uncounted = self._ended(iteration.first[iteration.counted : iteration.done])
+        return self._config.max_episodes - self._episodes.episodes - uncounted
 
-    def _least_share(self) -> float | None:
-        """The least chance of a row to be drawn for its env, of all envs. A collective."""
-        if not self._config.prioritized_replay:
-            return None
-        return float(self._session.of_workers(self.replay.least_share()).min())
-
-    def _beta(self, env_steps: int) -> float:
-        """The exponent of the importance-sampling weights: it grows to 1 by the run's end."""
-        config = self._config
-        if not config.prioritized_replay:
-            return 1.0
-        return config.priority_beta + (1.0 - config.priority_beta) * min(1.0, env_steps / config.total_steps)
+    def _ended(self, first: np.ndarray) -> int:
+        """The number of episodes that ended, of the flags bool [..., B] of all workers. A collective."""
+        return int(self._runtime.sum_over_workers(np.array([first.sum()]))[0])
 
     def summary(self) -> dict[str, str]:
         """The learner's own rows of the table before training."""
@@ -370,7 +362,7 @@ class OffPolicyLearner(EnvLearner):
 
 
 _ITERATION = "iteration"  # in a checkpoint: the unfinished iteration
-_LOOKS = 64
+_VOTES = 64  # on a stop, in an iteration
 _ROUND = ("observations", "actions", "rewards", "first", "truncated")  # of a rollout
 
 

@@ -101,12 +101,13 @@ class OfflineLearner(EnvLearner):
             waited += time.perf_counter() - since
             if done + each < first + config.iteration_steps:
                 waiting = self._sampler.submit(self._sample, done + each, each)
-            prepared = self.agent.prepare(batch, noise, steps_done=done, count=each, iteration=session.step)
             try:
-                metrics, _ = self.agent.begin_gradient_steps(prepared)()
+                pending = self.agent.begin_gradient_steps(
+                    batch, noise, steps_done=done, count=each, iteration=session.step
+                )
+                sums.update(pending.wait().metrics)
             except TrainingError as error:
                 raise TrainingError(f"{error}; {session.kept()}") from None
-            sums.update(metrics)
             session.advance_to(done + each)
         metrics = {name: value / config.iteration_steps for name, value in sums.items()}
         metrics |= self.agent.progress(first + config.iteration_steps)

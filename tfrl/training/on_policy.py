@@ -51,15 +51,13 @@ class OnPolicyLearner(EnvLearner):
         if config.normalize_observations and self._spec.num_numbers:
             self._observations = self._initial_scaling()
 
-    def update(self) -> dict[str, float] | None:
-        """Collects a rollout, learns from it, and counts the update. A collective."""
-        metrics = self.take()
-        if not self._cut_steps:
-            self._session.step += 1
-        return metrics
+    # One update
 
-    def take(self) -> dict[str, float]:
-        """Collects a rollout and learns from it, unless --max-episodes cuts it; returns the metrics."""
+    def update(self) -> dict[str, float] | None:
+        """Collects a rollout, learns from it, and returns the metrics. A collective.
+
+        Nothing learns from a rollout that --max-episodes cuts. None if the update is not finished.
+        """
         began = time.perf_counter()
         self._may_be_cut()
         rollout = self.collect()
@@ -74,18 +72,13 @@ class OnPolicyLearner(EnvLearner):
         self._update_scaling(rollout)
         seconds = self._count(began)
         self.write_episodes()
-        waited = rollout.seconds if self._prefetch is None else self._prefetch.waited
-        metrics |= {
-            "time/env_steps_per_second": self._config.steps_per_update / seconds,
-            "time/rollout_seconds": rollout.seconds,
-            "time/update_seconds": seconds - waited,
-            "time/env_wait_fraction": rollout.env_wait_seconds / rollout.seconds,
-        }
-        if self._prefetch is not None:
-            metrics |= self._prefetch.metrics(self._session.step, rollout, seconds)
-        return metrics
+        metrics |= self._times(rollout, seconds)
+        return self._end_update(metrics)
 
-    # One update
+    def _end_update(self, metrics: dict[str, float]) -> dict[str, float] | None:
+        """Counts the update, and returns its metrics. A subclass may put this off: it then returns None."""
+        self._session.step += 1
+        return metrics
 
     def collect(self) -> Rollout:
         """Collects a rollout with processed rewards, and shows the progress.
@@ -104,7 +97,7 @@ class OnPolicyLearner(EnvLearner):
             noise, levels = self.agent.acting.draw(session.step, self._indices), None
             if self._levels is not None:
                 levels = self._levels.draw(session.step, self._indices, config.num_steps)
-            rollout = self.envs.collect(self.agent, noise, on_step, levels)  # type: ignore[union-attr]  # no prefetch
+            rollout = self._collector.collect(self.agent.acting, noise, on_step, levels)
         self._process_rewards(rollout)
         return rollout
 
@@ -143,6 +136,19 @@ class OnPolicyLearner(EnvLearner):
             return self.agent.update(rollout, session.step, on_step)
         except TrainingError as error:
             raise TrainingError(f"update {session.step + 1}: {error}; {session.kept()}") from None
+
+    def _times(self, rollout: Rollout, seconds: float) -> dict[str, float]:
+        """The metrics of `time_columns` for an update of these seconds."""
+        waited = rollout.seconds if self._prefetch is None else self._prefetch.waited
+        metrics = {
+            "time/env_steps_per_second": self._config.steps_per_update / seconds,
+            "time/rollout_seconds": rollout.seconds,
+            "time/update_seconds": seconds - waited,
+            "time/env_wait_fraction": rollout.env_wait_seconds / rollout.seconds,
+        }
+        if self._prefetch is not None:
+            metrics |= self._prefetch.metrics(self._session.step, rollout, seconds)
+        return metrics
 
     def _score_levels(self, rollout: Rollout) -> None:
         """Scores the levels of the rollout, with level replay. A collective."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tfrl.algorithms.algorithm import check_finite
 from tfrl.algorithms.ppg import AUXILIARY, Config, PPGAgent
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.experience.rollout import Rollout
@@ -28,7 +29,7 @@ _FILE = re.compile(r"(?P<kind>\w+)-(?P<update>\d{8})-envs-(?P<first>\d{7})-(?P<e
 _LEFT_BY_A_KILL = re.compile(rf"\.{_FILE.pattern}\.tmp\.npy")  # of unfinished files, see `files.replacing`
 _CHECKSUM = 4  # bytes of the CRC-32 of all bytes before it
 _STATE = "phase"
-_NO_SUMS = [0.0] * len(AUXILIARY)
+_NO_SUMS = dict.fromkeys(AUXILIARY, 0.0)
 
 
 class PhasicLearner(OnPolicyLearner):
@@ -69,24 +70,14 @@ class PhasicLearner(OnPolicyLearner):
 
     def update(self) -> dict[str, float] | None:
         """Takes an update, or a part of its auxiliary phase; None until the auxiliary phase is finished."""
-        if self._held is None:
-            metrics = self.take()
-            if self._cut_steps:
-                return metrics
-            if self._session.step < self._updates[-1]:
-                self._session.step += 1
-                return metrics
-            self._held, self._parts_done, self._sums = metrics, 0, _NO_SUMS
-            return None
-        self._auxiliary_part(self._held)
-        if self._parts_done < self._parts:
-            return None
-        metrics, self._held = self._held, None
-        self._files.close()
-        self._session.step += 1
-        steps = self._parts // (1 + self._config.aux_epochs) * self._config.aux_epochs
-        means = np.array(self._sums) / (steps * self._config.aux_minibatches)
-        return metrics | dict(zip(AUXILIARY, means.tolist(), strict=True))
+        return super().update() if self._held is None else self._auxiliary_part(self._held)
+
+    def _end_update(self, metrics: dict[str, float]) -> dict[str, float] | None:
+        """Counts the update, except for the last one of a phase, which ends with the auxiliary phase."""
+        if self._session.step < self._updates[-1]:
+            return super()._end_update(metrics)
+        self._held, self._parts_done, self._sums = metrics, 0, _NO_SUMS
+        return None
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
         """Learns like PPO, and keeps the data for the auxiliary phase."""
@@ -125,8 +116,11 @@ class PhasicLearner(OnPolicyLearner):
 
     # The auxiliary phase
 
-    def _auxiliary_part(self, metrics: dict[str, float]) -> None:
-        """Takes the next part of the auxiliary phase, and adds its time to the metrics. A collective."""
+    def _auxiliary_part(self, metrics: dict[str, float]) -> dict[str, float] | None:
+        """Takes the next part of the auxiliary phase, and adds its time to the metrics of the update.
+
+        Counts the update after the last part, and returns the metrics. A collective.
+        """
         session, length, began = self._session, self._config.policy_updates, time.perf_counter()
         name = "keeping the policy" if self._parts_done < length else "distilling"
         session.phase(name, f", part {self._parts_done + 1} of {self._parts}")
@@ -142,6 +136,13 @@ class PhasicLearner(OnPolicyLearner):
         metrics["time/update_seconds"] += seconds
         whole = metrics["time/rollout_seconds"] + metrics["time/update_seconds"]
         metrics["time/env_steps_per_second"] = self._config.steps_per_update / whole
+        if self._parts_done < self._parts:
+            return None
+        self._held = None
+        self._files.close()
+        count = length * self._config.aux_epochs * self._config.aux_minibatches
+        means = {f"train/{name}": total / count for name, total in self._sums.items()}
+        return super()._end_update(metrics | means)
 
     def _keep_policy(self, update: int) -> None:
         """Saves the logits of the policy at the start of the auxiliary phase for one rollout."""
@@ -171,12 +172,12 @@ class PhasicLearner(OnPolicyLearner):
             kinds = ("observations", "targets", "logits", *self._inputs[1:])
             batch = (self._by_replica(self._files.take(kind, updates, at)) for kind in kinds)
             metrics = self.agent.auxiliary_step(*batch)
-            if not np.isfinite(metrics).all():
-                raise TrainingError(
-                    f"update {session.step + 1}: {AUXILIARY[int(np.isfinite(metrics).argmin())]} is not a "
-                    f"finite number in the auxiliary phase; {session.kept()}"
-                )
-            self._sums = [total + float(x) for total, x in zip(self._sums, metrics, strict=True)]
+            try:
+                named = ((f"train/{name}", value) for name, value in metrics.items())
+                check_finite(named, " in the auxiliary phase")
+            except TrainingError as error:
+                raise TrainingError(f"update {session.step + 1}: {error}; {session.kept()}") from None
+            self._sums = {name: total + metrics[name] for name, total in self._sums.items()}
 
     @property
     def place(self) -> str:

@@ -11,7 +11,6 @@ steps (docs/design.md). Every replica then clips the sum and updates its copy of
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -58,11 +57,12 @@ class GradientStep:
       learned: the names of the vectors that the step changes.
       rates: the learning rate of each of these vectors.
       loss: a function of all vectors, some rows of the batch, and the data that all rows share.
-      metrics: the names of the reported metrics, in order.
+      metrics: the names of the metrics of the loss, in the order of progress.csv.
       optimizer: computes a new vector from a gradient.
       batch_size: the number of losses of a whole batch, all workers together.
       part_rows: the number of rows of a part; it divides a replica's share of the batch. A row is what the
         first dimension of `rows` counts: a sample or, with memory, a whole sequence of samples.
+      norm: the name under which the norm of the whole gradient before clipping is reported; "": none.
       max_norm: the norm to which gradients are clipped; None: no clipping.
       clips_each: True clips the gradient of each vector by its own norm, False clips all by their common
         norm.
@@ -81,6 +81,7 @@ class GradientStep:
     optimizer: Optimizer
     batch_size: int
     part_rows: int
+    norm: str = ""
     max_norm: float | None = None
     clips_each: bool = False
     errors: str = ""
@@ -88,34 +89,68 @@ class GradientStep:
     every: int = 1
     moved: tuple[str, ...] = ()
 
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """The names of all metrics of the step, in order."""
+        return (*self.metrics, self.norm) if self.norm else self.metrics
+
+    def names(self, vector: str) -> dict[str, str]:
+        """The names of a learned vector, as `weights`, and of its arrays in the optimizer, by slot."""
+        return {"weights": vector} | {slot: self.slot(vector, slot) for slot in self.optimizer.slots}
+
+    def slot(self, vector: str, slot: str) -> str:
+        """The name of an array of the optimizer for a learned vector."""
+        return f"{self.prefix}{vector}/{slot}"
+
+    def check(self, losses: tf.Tensor, metrics: Mapping[str, tf.Tensor], errors: tf.Tensor | None) -> None:
+        """Raises UserError if the loss of a user's algorithm gives other results than the step needs."""
+        learned = " and ".join(self.learned)
+        if losses.shape.rank not in (1, None):
+            raise UserError(
+                f"the loss of {learned} has the shape {losses.shape}; give one number for each sample, [n], "
+                "without a mean."
+            )
+        if set(metrics) != set(self.metrics):
+            raise UserError(
+                f"the loss of {learned} has the metrics {', '.join(metrics)}, and its step names "
+                f"{', '.join(self.metrics)}; give the same."
+            )
+        if self.errors and errors is None:
+            raise UserError(f"the Losses of {learned} need `errors`, [n].")
+
 
 class Outcome(NamedTuple):
     """The results of a gradient step on a replica.
 
     Attributes:
-      means: the mean metrics of the whole batch, float32 [metrics], equal on every replica.
-      norm: the norm of the summed gradient before clipping, float32 [], equal on every replica.
-      errors: see `GradientStep.errors`: float32 [b] for this replica's rows, or [] for the largest error.
+      metrics: the means over the whole batch and the gradient's norm by name, in the order of
+        `GradientStep.reported`; float32 [] each, equal on every replica.
+      errors: see `GradientStep.errors`: float32 [b] for this replica's rows, or [] for the largest error; 0
+        if the step has no errors.
     """
 
-    means: tf.Tensor
-    norm: tf.Tensor
+    metrics: dict[str, tf.Tensor]
     errors: tf.Tensor
 
 
 class DataParallel:
     """Weights, optimizers and target networks under a strategy, and the gradient steps that change them.
 
-    Call `gradient_step` and `move_targets` in a replica's context: within `strategy.run`.
+    Call `steps[NAME].step` and `move_targets` in a replica's context: within `strategy.run`.
 
     Args:
       runtime: the strategy and this worker's place in it.
       vectors: the initial weights by name, float32 [size].
-      steps: the gradient steps, by name.
+      steps: the descriptions of the gradient steps, by name.
       targets: the names of the vectors that have a target network.
       tau: the step of the target networks towards the weights: target <- (1 - tau) target + tau weights.
       compiled: XLA compiles the parts and the optimizer. This is faster for small layers and on GPUs, and
         five times slower for convolutions on a CPU.
+
+    Attributes:
+      runtime: the same.
+      variables: the weights, those of the target networks, and the optimizers' state, by name.
+      steps: the gradient steps, by name.
     """
 
     def __init__(
@@ -128,153 +163,166 @@ class DataParallel:
         tau: float = 1.0,
         compiled: bool = False,
     ) -> None:
-        self._runtime = runtime
-        self._steps = dict(steps)
+        self.runtime = runtime
         self._targets = tuple(targets)
         self._names = tuple(vectors)
         state = {**vectors, **{TARGET + name: vectors[name] for name in targets}}
-        self._slots = {
-            name: {
-                vector: {slot: f"{step.prefix}{vector}/{slot}" for slot in step.optimizer.slots}
-                for vector in step.learned
-            }
-            for name, step in self._steps.items()
-        }
-        for name, step in self._steps.items():
+        for step in steps.values():
             for vector in step.learned:
                 initial = step.optimizer.initial(vectors[vector])
-                state |= {self._slots[name][vector][slot]: value for slot, value in initial.items()}
+                state |= {step.slot(vector, slot): value for slot, value in initial.items()}
         with runtime.strategy.scope():
-            self._variables = {name: _variable(value) for name, value in state.items()}
-        compile_ = functools.partial(graph, jit_compile=True) if compiled else lambda function: function
-        # Not inlined on CPUs: within a loop over gradient steps, TensorFlow would choose between two
-        # gradients of max pooling by the addresses of nodes (tfrl/ops/graph.py).
-        whole = (lambda function: function) if compiled or runtime.uses_gpu else not_inlined
-        self._part = {n: compile_(functools.partial(self._part_gradients, s)) for n, s in self._steps.items()}
-        self._sums = {n: whole(functools.partial(self._summed_gradients, n)) for n in self._steps}
-        self._updates = {
-            n: graph(functools.partial(self._updated, s), jit_compile=compiled)
-            for n, s in self._steps.items()
-        }
+            self.variables = {name: _variable(value) for name, value in state.items()}
+        self.steps = {name: CompiledStep(step, self, compiled=compiled) for name, step in steps.items()}
         self._moved = graph(
             lambda pairs: [tf.identity(new) if tau == 1.0 else polyak(old, new, tau) for old, new in pairs],
             jit_compile=compiled,
         )
 
-    # Weights
-
     def weights(self, names: Sequence[str] = ()) -> dict[str, tf.Tensor]:
         """The present vectors of these names; by default all vectors, with those of the target networks."""
         names = names or (*self._names, *(TARGET + name for name in self._targets))
-        return {name: self._variables[name].read_value() for name in names}
+        return {name: self.variables[name].read_value() for name in names}
 
     def vectors(self) -> dict[str, np.ndarray]:
         """The present vectors as NumPy arrays, without target networks."""
-        return {name: self._variables[name].numpy() for name in self._names}
+        return {name: self.variables[name].numpy() for name in self._names}
 
     def assign(self, name: str, vector: np.ndarray) -> None:
         """Sets one vector, or one array of an optimizer's state, on all local replicas."""
-        self._variables[name].assign(vector)
+        self.variables[name].assign(vector)
 
     @property
     def learned(self) -> frozenset[str]:
         """The names of the vectors that the gradient steps change."""
-        return frozenset(name for step in self._steps.values() for name in step.learned)
-
-    # Gradient steps
-
-    def gradient_step(self, name: str, rows: Any, shared: Any, scale: tf.Tensor) -> Outcome:
-        """Gradients of this replica's rows, one all-reduce, clipping, one step of the optimizer.
-
-        Args:
-          name: the name of the step.
-          rows: a nest of tensors [b, ...]: this replica's share of the batch, in the order of the global
-            envs, or in another order that does not depend on the topology.
-          shared: a nest of tensors that every part gets whole.
-          scale: float32 [], multiplies the learning rates.
-        """
-        step = self._steps[name]
-        (gradients, sums), (errors, moved) = self._sums[name](rows, shared)
-        shares = [moved[vector][0] / self._runtime.replicas for vector in step.moved]
-        largest = [one_hot_by_replica(tf.reduce_max(errors))] if step.errors == "largest" else []
-        # The one all-reduce of the step.
-        of_all = iter(sum_replicas([*gradients, *shares, sums, *largest]))
-        gradients = [next(of_all) for _ in gradients]
-        for vector in step.moved:
-            self._variables[vector].assign(next(of_all))
-        sums = next(of_all)
-        if step.errors == "largest":
-            errors = tf.reduce_max(next(of_all))
-        elif step.errors == "rows":
-            errors = tf.reshape(errors, [-1])
-        return Outcome(sums, self.apply(name, gradients, scale), errors)
-
-    def apply(self, name: str, gradients: Sequence[tf.Tensor], scale: tf.Tensor) -> tf.Tensor:
-        """Clips summed gradients, and takes the optimizer's step. Returns the norm before clipping, float32
-        [].
-        """
-        step = self._steps[name]
-        names = [
-            {"weights": vector, **self._slots[name][vector]} for vector in step.learned
-        ]  # of the variables
-        values = [{k: self._variables[v].read_value() for k, v in one.items()} for one in names]
-        norm, values = self._updates[name](values, list(gradients), scale)
-        for variables, new in zip(names, values, strict=True):
-            for key, value in new.items():
-                self._variables[variables[key]].assign(value)
-        return norm
-
-    def part_gradients(self, name: str, rows: Any, shared: Any) -> Any:
-        """((gradients, sums of metrics), (errors, moved vectors)) of one part."""
-        return self._part[name](self.weights(), rows, shared)
+        return frozenset(name for step in self.steps.values() for name in step.description.learned)
 
     def move_targets(self) -> None:
         """Moves the target networks by `tau` towards the present weights."""
         if not self._targets:
             return
         pairs = [(TARGET + name, name) for name in self._targets]
-        values = self._moved([tuple(self._variables[n].read_value() for n in pair) for pair in pairs])
+        values = self._moved([tuple(self.variables[n].read_value() for n in pair) for pair in pairs])
         for (target, _), value in zip(pairs, values, strict=True):
-            self._variables[target].assign(value)
+            self.variables[target].assign(value)
 
-    def _summed_gradients(self, name: str, rows: Any, shared: Any) -> Any:
-        """This replica's gradients and sums of metrics, and the errors of each of its parts, [parts, ...].
+    # State
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """All arrays, with those of target networks and optimizers; equal on every worker."""
+        return {name: variable.numpy() for name, variable in self.variables.items()}
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continues from arrays of `get_state`.
+
+        Raises:
+          KeyError, ValueError: they belong to other networks or optimizers.
+        """
+        for name, variable in self.variables.items():
+            variable.assign(state[name])
+
+
+class CompiledStep:
+    """A gradient step on the weights of a `DataParallel`, which its method `step` takes.
+
+    Args:
+      description: what the step is.
+      learning: has the weights and the optimizer's state.
+      compiled: XLA compiles the parts and the optimizer.
+
+    Attributes:
+      description: the same.
+      part_gradients: a function of all weights, the rows of one part and the shared data; returns
+        ((gradients, sums of metrics [metrics]), (errors, moved vectors)) of the part.
+    """
+
+    def __init__(self, description: GradientStep, learning: DataParallel, *, compiled: bool) -> None:
+        self.description = description
+        self._learning = learning
+        self._runtime = learning.runtime
+        self.part_gradients = self._part_gradients
+        self._summed = self._summed_gradients
+        if compiled:
+            self.part_gradients = graph(self._part_gradients, jit_compile=True)
+        elif not self._runtime.uses_gpu:
+            # Not inlined on CPUs: within a loop over gradient steps, TensorFlow would choose between two
+            # gradients of max pooling by the addresses of nodes (tfrl/ops/graph.py).
+            self._summed = not_inlined(self._summed_gradients)
+        self._update = graph(self._updated, jit_compile=compiled)
+
+    def step(self, rows: Any, shared: Any, scale: tf.Tensor) -> Outcome:
+        """Gradients of this replica's rows, one all-reduce, clipping, one step of the optimizer.
+
+        Args:
+          rows: a nest of tensors [b, ...]: this replica's share of the batch, in the order of the global
+            envs, or in another order that does not depend on the topology.
+          shared: a nest of tensors that every part gets whole.
+          scale: float32 [], multiplies the learning rates.
+        """
+        step = self.description
+        (gradients, sums), (errors, moved) = self._summed(rows, shared)
+        shares = [moved[vector][0] / self._runtime.replicas for vector in step.moved]
+        largest = [one_hot_by_replica(tf.reduce_max(errors))] if step.errors == "largest" else []
+        # The one all-reduce of the step.
+        of_all = iter(sum_replicas([*gradients, *shares, sums, *largest]))
+        gradients = [next(of_all) for _ in gradients]
+        for vector in step.moved:
+            self._learning.variables[vector].assign(next(of_all))
+        metrics = dict(zip(step.metrics, tf.unstack(next(of_all)), strict=True))
+        if step.errors == "largest":
+            errors = tf.reduce_max(next(of_all))
+        else:
+            errors = tf.reshape(errors, [-1]) if step.errors == "rows" else tf.constant(0.0)
+        norm = self.apply(gradients, scale)
+        return Outcome(metrics | ({step.norm: norm} if step.norm else {}), errors)
+
+    def apply(self, gradients: Sequence[tf.Tensor], scale: tf.Tensor) -> tf.Tensor:
+        """Clips summed gradients, and takes the optimizer's step. Returns the norm before clipping, float32
+        [].
+        """
+        variables = [
+            {slot: self._learning.variables[name] for slot, name in self.description.names(vector).items()}
+            for vector in self.description.learned
+        ]
+        values = [{slot: x.read_value() for slot, x in of_vector.items()} for of_vector in variables]
+        norm, values = self._update(values, list(gradients), scale)
+        for of_vector, new in zip(variables, values, strict=True):
+            for slot, value in new.items():
+                of_vector[slot].assign(value)
+        return norm
+
+    def _summed_gradients(self, rows: Any, shared: Any) -> Any:
+        """The results of `part_gradients` for this replica: gradients and sums of metrics of all parts, and
+        the errors and moved vectors of each part, [parts, ...].
 
         Parts are computed a few at a time, because their activations are in memory together.
         """
-        step, weights = self._steps[name], self.weights()
-
-        def of_part(part: Any) -> Any:
-            return self._part[name](weights, part, shared)
-
+        step, weights = self.description, self._learning.weights()
         parts = tf.nest.map_structure(lambda x: tf.reshape(x, (-1, step.part_rows, *x.shape[1:])), rows)
         if tf.nest.flatten(parts)[0].shape[0] == 1:
-            sums, kept = of_part(tf.nest.map_structure(lambda x: x[0], parts))
+            sums, kept = self.part_gradients(weights, tf.nest.map_structure(lambda x: x[0], parts), shared)
             return sums, tf.nest.map_structure(lambda x: x[None], kept)
-        specs = [tf.TensorSpec(self._variables[vector].shape) for vector in step.learned]
-        errors = {"rows": tf.TensorSpec([step.part_rows]), "largest": tf.TensorSpec([]), "": ()}
-        moved = {vector: tf.TensorSpec(self._variables[vector].shape) for vector in step.moved}
+        specs = {name: tf.TensorSpec(weights[name].shape) for name in (*step.learned, *step.moved)}
+        errors = {"rows": tf.TensorSpec([step.part_rows]), "largest": tf.TensorSpec([]), "": ()}[step.errors]
         sums, kept = tf.map_fn(
-            of_part,
+            lambda part: self.part_gradients(weights, part, shared),
             parts,
-            fn_output_signature=((specs, tf.TensorSpec([len(step.metrics)])), (errors[step.errors], moved)),
+            fn_output_signature=(
+                ([specs[name] for name in step.learned], tf.TensorSpec([len(step.metrics)])),
+                (errors, {name: specs[name] for name in step.moved}),
+            ),
             parallel_iterations=self._runtime.parts_at_once,
         )
         return tf.nest.map_structure(pairwise_sum, sums), kept
 
-    def _part_gradients(self, step: GradientStep, weights: Weights, rows: Any, shared: Any) -> Any:
-        """The same as `part_gradients`, for given weights."""
+    def _part_gradients(self, weights: Weights, rows: Any, shared: Any) -> Any:
+        """See `part_gradients`."""
+        step = self.description
         learned = [weights[name] for name in step.learned]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(learned)
             losses, metrics, errors, moved = step.loss(weights, rows, shared)
-            if losses.shape.rank not in (1, None):
-                raise UserError(
-                    f"the loss of {' and '.join(step.learned)} has the shape {losses.shape}; give one number "
-                    "for each sample, [n], without a mean."
-                )
-            if step.errors and errors is None:
-                raise UserError(f"the Losses of {' and '.join(step.learned)} need `errors`, [n].")
+            step.check(losses, metrics, errors)
             # Divided by the size of the whole batch, because gradients are summed over replicas.
             loss = tf.reduce_sum(losses) / step.batch_size
         gradients = tape.gradient(loss, learned)
@@ -284,13 +332,10 @@ class DataParallel:
         return (gradients, sums), (() if errors is None else errors, dict(moved))
 
     def _updated(
-        self,
-        step: GradientStep,
-        values: Sequence[Mapping[str, tf.Tensor]],
-        gradients: list[tf.Tensor],
-        scale: tf.Tensor,
+        self, values: Sequence[Mapping[str, tf.Tensor]], gradients: list[tf.Tensor], scale: tf.Tensor
     ) -> tuple[tf.Tensor, list[dict[str, tf.Tensor]]]:
         """The norm of all gradients, and the new weights and slots of each learned vector."""
+        step = self.description
         norm = tf.linalg.global_norm(gradients)
         if step.max_norm is not None and step.clips_each:
             gradients = [tf.clip_by_norm(gradient, step.max_norm) for gradient in gradients]
@@ -302,21 +347,6 @@ class DataParallel:
             weights, slots = step.optimizer.step(value["weights"], slots, gradient, scale * rate)
             new.append({"weights": weights, **slots})
         return norm, new
-
-    # State
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        """All arrays, with those of target networks and optimizers; equal on every worker."""
-        return {name: variable.numpy() for name, variable in self._variables.items()}
-
-    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from arrays of `get_state`.
-
-        Raises:
-          KeyError, ValueError: they belong to other networks or optimizers.
-        """
-        for name, variable in self._variables.items():
-            variable.assign(state[name])
 
 
 def pairwise_sum(parts: tf.Tensor) -> tf.Tensor:

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from tfrl.cli.endings import OURS, held_back
 from tfrl.cli.errors import PeerError, TrainingError, UserError
 from tfrl.cli.settings import Precision, Settings
-from tfrl.cli.signals import held_back
 from tfrl.cli.streams import native_log, quiet_start, shows_information, tell
 from tfrl.ops.graph import compiled, tf
 from tfrl.workers import machine
@@ -364,7 +364,7 @@ def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, 
     log = config.run_dir / "tensorflow" / f"worker-{worker}.log"
     # With several workers, the last messages before a crash go into the log.
     together, quiet = len(addresses) > 1, contextlib.nullcontext if len(addresses) > 1 else quiet_start
-    with held_back(), native_log(log) if together else contextlib.nullcontext():
+    with held_back(), native_log(log, of_command=OURS.of_command) if together else contextlib.nullcontext():
         watchdog.beat(CONNECTING)
         watchdog.start()
         try:

@@ -1,0 +1,121 @@
+"""python -m benchmarks.learning_offline: what the offline algorithms come to on a set of mixed quality.
+
+The set has as many episodes of an early as of a late policy of SAC on Pendulum-v1. Each algorithm learns from
+it with each seed, and plays 100 episodes at the end. With --d3rlpy, the command of a Python that has d3rlpy
+and Gymnasium, its algorithms do the same with the same sizes and numbers of gradient steps. Runs that are
+complete are only read.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import command, training
+from tfrl.cli.errors import UserError
+from tfrl.cli.flags import COUNT
+from tfrl.experience import recorded
+from tfrl.reporting import runs
+from tfrl.run import files
+
+ENV = "Pendulum-v1"
+_PLAYERS = {"early": 1_500, "late": 6_000}  # env steps of SAC
+_ALGORITHMS = {"bc": ("--hidden", "256,256", "--activation", "relu"), "iql": (), "td3_bc": (), "cql": ()}
+_PEER = Path(__file__).with_name("d3rlpy_script.py")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The training."""
+
+    algorithms: str = ",".join(_ALGORITHMS)
+    """Algorithms, with commas between."""
+    seeds: str = "1..5"
+    """Seeds with commas between; 1..3 is the same as 1,2,3."""
+    gradient_steps: Annotated[int, COUNT] = 10_000
+    """Gradient steps of a run."""
+    episodes: Annotated[int, COUNT] = 50
+    """Episodes of each of the two policies in the set."""
+    logdir: str = "logs/offline"
+    """The folder of the set and the runs."""
+    d3rlpy: str = ""
+    """The command of a Python that has d3rlpy; empty: leave it out."""
+
+
+def main(options: Options) -> None:
+    """Makes the set, trains, and prints the table."""
+    logdir, seeds, names = Path(options.logdir), command.seeds(options.seeds), options.algorithms.split(",")
+    if not {*names} <= {*_ALGORITHMS}:
+        raise UserError(f"--algorithms must be of {', '.join(_ALGORITHMS)}; got {options.algorithms}.")
+    dataset = ",".join(str(_collected(name, logdir, options)) for name in _PLAYERS)
+    episodes = [raw for shard in recorded.open_set(dataset).shards for raw in shard.raw()]
+    rows = {"the set": np.array([episode.rewards.sum(dtype=np.float64) for episode in episodes])}
+    file = _arrays(episodes, logdir)
+    for name in names:
+        flags = ["--env", ENV, "--dataset", dataset, "--total-steps", str(options.gradient_steps)]
+        flags += [*_ALGORITHMS[name], "--eval-episodes", "100", "--run-name"]
+        found: list[runs.Run] = []
+        for seed in seeds:
+            found += training.train([*flags, f"{name}-seed{seed}"], [seed], str(logdir), algorithm=name)
+        rows[f"tfrl {name}"] = np.array([run.final_return("test") for run in found])
+        if options.d3rlpy:
+            theirs = [_of_peer(name, file, seed, logdir, options) for seed in seeds]
+            rows[f"d3rlpy {name}"] = np.array(theirs)
+    table = Table(title=f"{ENV}, {options.gradient_steps:,} gradient steps", box=box.SIMPLE_HEAD)
+    for title in ("", "mean return", "standard error", "least", "runs or episodes"):
+        table.add_column(title, justify="right" if title else "left")
+    for name, values in rows.items():
+        error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
+        cells = (f"{values.mean():.1f}", f"{error:.1f}", f"{values.min():.1f}", str(len(values)))
+        table.add_row(name, *cells)
+    Console().print(table)
+
+
+def _collected(name: str, logdir: Path, options: Options) -> Path:
+    """The folder of the episodes of one policy, recorded if they are not there."""
+    data, steps = logdir / f"set-{name}", str(_PLAYERS[name])
+    sizes = ["--env", ENV, "--total-steps", steps, "--run-name", f"sac-{name}"]
+    training.train(sizes, [1], str(logdir), algorithm="sac")
+    words = ["--episodes", str(options.episodes), "--sample", "--out", str(data)]
+    command.finish([sys.executable, "-m", "tfrl.collect", str(logdir / f"sac-{name}"), *words])
+    return data
+
+
+def _arrays(episodes: Sequence[recorded.RawEpisode], logdir: Path) -> Path:
+    """A file of the set's episodes as arrays of all steps, for readers without tensorflow-datasets."""
+    path = logdir / "set.npz"
+    last = [np.arange(len(episode.rewards)) == len(episode.rewards) - 1 for episode in episodes]
+    with files.replacing(path) as staged, staged.open("wb") as kept:
+        np.savez(
+            kept,
+            observations=np.concatenate([episode.observations[:-1] for episode in episodes]),
+            actions=np.concatenate([episode.actions for episode in episodes]),
+            rewards=np.concatenate([episode.rewards for episode in episodes]),
+            terminals=np.concatenate([x & e.terminated for x, e in zip(last, episodes, strict=True)]),
+            timeouts=np.concatenate([x & (not e.terminated) for x, e in zip(last, episodes, strict=True)]),
+        )
+    return path
+
+
+def _of_peer(name: str, file: Path, seed: int, logdir: Path, options: Options) -> float:
+    """The mean return of d3rlpy's algorithm, whose results are kept beside the runs."""
+    path = logdir / f"d3rlpy-{name}-seed{seed}.json"
+    if not path.exists():
+        words = [*command.check_program(options.d3rlpy, "--d3rlpy"), str(_PEER), name, str(file)]
+        words += [str(seed), str(options.gradient_steps)]
+        with files.replacing(path) as staged, staged.open("w") as kept:
+            command.finish(words, stdout=kept)
+    return float(np.mean(json.loads(path.read_text().splitlines()[-1])["returns"]))
+
+
+if __name__ == "__main__":
+    command.run(Options, main)
