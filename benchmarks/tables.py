@@ -52,7 +52,7 @@ _ON_A_XEON = (
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to renew."""
+    """The parts to renew."""
 
     write: bool = False
     """Write the blocks into the documents."""
@@ -111,7 +111,7 @@ def published(game: str, level_set: str, step: float) -> list[float]:
 
 
 def verdict(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """Where the mean of our seeds lies beside the range of the published runs."""
+    """The place of our mean beside the range of the published runs: below, within, above."""
     mean = float(np.mean(ours))
     return _BELOW if mean < min(theirs) else "above" if mean > max(theirs) else "within"
 
@@ -240,7 +240,7 @@ def _all(names: Sequence[str]) -> str:
 
 
 def matrix() -> str:
-    """What each algorithm can do, from its settings."""
+    """The features of each algorithm, by its action spaces and its flags."""
     rows, flags = [], completion._flags()
     for name in settings.ALGORITHMS:
         kind = settings.reader(name).kind

@@ -36,6 +36,20 @@ def test_the_verdict_compares_the_mean_with_the_range():
     assert tables.verdict([1.7, 1.8], [1.4, 1.6]) == "above"
 
 
+def test_the_means_in_the_notebooks_sentences_follow_from_the_kept_runs():
+    def means(algorithm, games, of_run):
+        return [sum(map(of_run, tables.kept(algorithm, game))) / 2 for game in games]
+
+    at_end = means("ppo", ("starpilot", "fruitbot", "bigfish"), lambda run: tables.training(run, 983_040))
+    text = (tables.ROOT / "docs/notebook/bfloat16.md").read_text().replace("\n", " ")
+    found = re.search(r"are ([\d.]+) \(starpilot\), ([\d.]+) \(fruitbot\) and ([\d.]+) \(bigfish\)", text)
+    assert [float(number) for number in found.groups()] == pytest.approx(at_end, abs=0.0051)
+    text = (tables.ROOT / "docs/notebook/ppg-and-drac.md").read_text().replace("\n", " ")
+    found = re.search(r"unseen levels the means of DrAC and PPO are ([\d.]+) and ([\d.]+)", text)
+    unseen = [means(of, ("fruitbot",), lambda run: run.final_return("test"))[0] for of in ("drac", "ppo")]
+    assert [float(number) for number in found.groups()] == pytest.approx(unseen, abs=0.0051)
+
+
 def test_the_figures_are_drawn_from_the_same_runs():
     figure = tables.draw(("impala",), ("coinrun",))
     mean = [line for line in figure.axes[0].lines if line.get_label() == "IMPALA (n = 2)"]

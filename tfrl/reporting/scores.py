@@ -64,7 +64,7 @@ def stratified_bootstrap(
 
 
 def interval_of_runs(scores: Sequence[np.ndarray], statistic: Statistic) -> tuple[float, float]:
-    """As `stratified_bootstrap`; NaNs for fewer than ENOUGH runs, which say too little about others."""
+    """Returns `stratified_bootstrap`, or NaNs for fewer than ENOUGH runs, which are too few."""
     if sum(map(len, scores)) < ENOUGH:
         return float("nan"), float("nan")
     return stratified_bootstrap(scores, statistic)
