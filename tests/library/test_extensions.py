@@ -103,7 +103,6 @@ def test_a_step_is_that_of_a_plain_policy_gradient(runs):
         run_name="ppo",
         **{**SMALL, **A2C.defaults},
         clip_value=False,
-        eager=True,
     )
     mine, theirs = (np.load(r.folder / "export/weights.npz") for r in (runs["one"], plain))
     for name in mine.files:

@@ -194,7 +194,6 @@ def test_actor_and_critic_have_the_networks_of_their_own_lambdas(tmp_path):
 
     network = {"actor": lambda x: keras.layers.Dense(8)(x), "critic": lambda x: keras.layers.Dense(24)(x)}
     settings = {"env": "CartPole-v1", "total_steps": 32, "num_envs": 4, "num_steps": 8, "epochs": 1}
-    settings |= {"num_minibatches": 1, "eager": True}
     run = tfrl.train("ppo", network=network, logdir=tmp_path, eval_episodes=1, **settings)
     with np.load(run.folder / "export/weights.npz") as weights:
         assert weights["actor_torso/dense/kernel"].shape == (4, 8)
