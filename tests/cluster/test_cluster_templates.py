@@ -177,7 +177,7 @@ def test_the_job_does_not_train_without_a_tf_config(tools):
     command = [*container["command"], *container["args"]]
     done = run(command, tools, WORKERS="4", JOB_COMPLETION_INDEX="4")
     assert (done.returncode, "TRAIN" in done.stdout) == (2, False)
-    assert "'index': 4" in done.stderr
+    assert "--index is '4'; it must be 0 to 3" in done.stderr
 
 
 def test_the_trainer_is_not_the_first_process_of_a_job_and_gets_sigterm_at_once(tools):
