@@ -91,9 +91,9 @@ MUTANTS = (
     Mutant("replay: half a window is drawn", _REPLAY, "            tree.set(gone, 0.0)\n", "", _TEST_REPLAY),
     Mutant("replay: weights the other way", _REPLAY, "/ least) ** -beta)", "/ least) ** beta)", _TEST_REPLAY),
     Mutant("replay: a shard is left out", _REPLAY, "        for shard in mine:\n            self._take_in(shard)\n", "        for shard in mine[1:]:\n            self._take_in(shard)\n", _TEST_REPLAY),
-    Mutant("discrete actions: the last is never drawn", _DISTRIBUTIONS, "return parameters.argmax(axis=1)", "return parameters[:, :-1].argmax(axis=1)", _TEST_AGENT + " " + _TEST_DISTRIBUTIONS),
+    Mutant("discrete actions: the last is never drawn", "tfrl/networks/numpy_policy.py", "return parameters.argmax(axis=1)", "return parameters[:, :-1].argmax(axis=1)", _TEST_AGENT + " " + _TEST_DISTRIBUTIONS),
     Mutant("continuous actions: no correction of tanh", _DISTRIBUTIONS, "self._log_normal(standard) - (above + below)", "self._log_normal(standard)", _TEST_DISTRIBUTIONS),
-    Mutant("continuous actions: entropy of the normal", _DISTRIBUTIONS, "(_LOG_SQRT_2_PI + 0.5) + correction", "(_LOG_SQRT_2_PI + 0.5)", _TEST_DISTRIBUTIONS),
+    Mutant("continuous actions: entropy of the normal", _DISTRIBUTIONS, "(LOG_SQRT_2_PI + 0.5) + correction", "(LOG_SQRT_2_PI + 0.5)", _TEST_DISTRIBUTIONS),
     Mutant("IMPALA: neighbours in place of every n-th env", "tfrl/algorithms/impala.py", "index + config.num_minibatches * tf.range(rows)", "index * rows + tf.range(rows)", "tests/agents/test_impala.py"),
     Mutant("checkpoint: the damaged one is taken", _CHECKPOINT, 'if _sha256(data) != entry["sha256"]', 'if not _sha256(data)', _TEST_CHECKPOINT),
 )  # fmt: skip
