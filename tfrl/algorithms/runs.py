@@ -40,7 +40,7 @@ def run_folder(word: str) -> Path:
 
 def folder_of(path: Path) -> Path:
     """The folder of a run, from this folder or from the path of a policy, RUN/policies/NAME.npz."""
-    return path.parent.parent if path.is_file() else path
+    return path.parent.parent if path.is_file() and path.suffix == ".npz" else path
 
 
 def of_run(path: Path) -> RLSettings:
