@@ -117,6 +117,7 @@ def build_actor_critic(*, observation_spec, action_spec, precision="float32", **
     settings = {
         "torso": "cookbook",
         "torso_options": {},
+        "small_network": False,
         "critic_torso": None,
         "hidden_options": {},
         "share_torso": True,

@@ -328,7 +328,6 @@ BAD_FLAGS = [
     ("--micro-batch 1000", "a replica's minibatch of 2048 samples; got 1000."),
     ("--micro-batch 4096", "got 4096."),
     ("--micro-batch 2048 --replicas 2", "a replica's minibatch of 1024 samples"),
-    ("--total-steps 16383", "--num-envs 64 x --num-steps 256 = 16384; got 16383."),
     ("--critic-lr 1e-4 --share-torso", "--critic-lr 0.0001 needs --no-share-torso"),
     ("--hidden 128,128", "--hidden has no effect with --torso impala; leave it out."),
     ("--torso nature --activation relu", "--activation has no effect with --torso nature; leave it out."),

@@ -116,7 +116,7 @@ def test_rows_and_columns_are_the_same_resumed_with_env_processes(plain, tmp_pat
     assert whole.results["resumed_at"] == [64]
     assert rows_of(whole) == rows_of(plain)
     assert rows_of(whole, "progress.csv") == rows_of(plain, "progress.csv")
-    assert "No info of the env had a number never, so --log-info gave no column" in capsys.readouterr().out
+    assert "No info of the env had a number never, so log_info gave no column" in capsys.readouterr().out
 
 
 @pytest.mark.long

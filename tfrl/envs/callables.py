@@ -37,36 +37,40 @@ def give(make: Callable[..., Any]) -> str:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """True if nothing shows that two callables differ: then they mean the same.
+    """True if nothing shows that two callables, or what they contain, differ: then they mean the same.
 
     A notebook's cell that is run again makes its functions and classes anew.
     """
+    if one is other:
+        return True
+    if type(one).__qualname__ != type(other).__qualname__:
+        return False
     try:
-        return bool(_meaning(one) == _meaning(other))
+        if isinstance(one, functools.partial):
+            return _alike([one.func, one.args, one.keywords], [other.func, other.args, other.keywords])
+        if isinstance(one, types.MethodType):
+            return _alike([one.__func__, one.__self__], [other.__func__, other.__self__])
+        if isinstance(one, types.FunctionType):
+            return one.__code__ == other.__code__ and _alike(_content(one), _content(other))
+        if isinstance(one, type):
+            return one.__qualname__ == other.__qualname__
+        if isinstance(one, list | tuple):
+            return len(one) == len(other) and all(map(_alike, one, other))
+        if isinstance(one, dict):
+            return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+        if isinstance(one, np.ndarray):
+            return np.array_equal(one, other)
+        if type(one).__eq__ is object.__eq__:
+            return _alike(getattr(one, "__dict__", {}), getattr(other, "__dict__", {}))
+        return bool(one == other)
     except Exception:  # a user's object may raise anything, or contain itself
         return True
 
 
-def _meaning(thing: Any) -> Any:
-    """A value that is equal for callables, or for what they contain, that mean the same."""
-    if isinstance(thing, functools.partial):
-        return _meaning((thing.func, thing.args, thing.keywords))
-    if isinstance(thing, types.MethodType):
-        return _meaning((thing.__func__, thing.__self__))
-    if isinstance(thing, types.FunctionType):
-        around = [cell.cell_contents for cell in thing.__closure__ or ()]
-        return thing.__code__, _meaning((thing.__defaults__, thing.__kwdefaults__, around))
-    if isinstance(thing, type):
-        return thing.__qualname__
-    if isinstance(thing, list | tuple):
-        return type(thing).__qualname__, [_meaning(each) for each in thing]
-    if isinstance(thing, dict):
-        return {key: _meaning(value) for key, value in thing.items()}
-    if isinstance(thing, np.ndarray):
-        return thing.shape, thing.tolist()
-    if type(thing).__eq__ is object.__eq__:
-        return type(thing).__qualname__, _meaning(getattr(thing, "__dict__", {}))
-    return thing
+def _content(function: types.FunctionType) -> list[Any]:
+    """The default arguments of a function, and what it takes from the functions around it."""
+    around = [cell.cell_contents for cell in function.__closure__ or ()]
+    return [function.__defaults__, function.__kwdefaults__, around]
 
 
 def is_name(name: str) -> bool:
