@@ -7,11 +7,13 @@ commit.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,27 +60,32 @@ class Options:
     """Names of the runs, with commas between. Empty: all."""
 
 
-def checksums(tree: Path, names: list[str], logs: Path, data: Path) -> dict[str, str]:
-    """The checksum of each run by the code in `tree`, or the error that ended it."""
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
-    found = {}
-    for name in names:
-        flags = [*RUNS[name].split(), "--eval-episodes", "1", "--logdir", str(logs), "--run-name", name]
-        if RUNS[name] == _SET:
-            flags += ["--dataset", str(data)]
-        ended = subprocess.run(
-            [sys.executable, "-m", f"tfrl.{name.partition('-')[0]}", *flags],
-            cwd=tree,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        results = logs / name / "results.json"
-        if ended.returncode == 0:
-            found[name] = json.loads(results.read_text(encoding="utf-8"))["weights_sha256"]
-        else:
-            found[name] = (ended.stderr.strip() or "no message").splitlines()[-1]
-    return found
+def checksum(tree: Path, name: str, logs: Path, data: Path) -> str:
+    """The checksum of a run by the code in `tree`, or the error that ended it."""
+    flags = [*RUNS[name].split(), "--eval-episodes", "1", "--logdir", str(logs), "--run-name", name]
+    if RUNS[name] == _SET:
+        flags += ["--dataset", str(data)]
+    ended = subprocess.run(
+        [sys.executable, "-m", f"tfrl.{name.partition('-')[0]}", *flags],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+    )
+    if ended.returncode:
+        return (ended.stderr.strip() or "no message").splitlines()[-1]
+    return json.loads((logs / name / "results.json").read_text(encoding="utf-8"))["weights_sha256"]
+
+
+@contextlib.contextmanager
+def checkout(commit: str, folder: Path) -> Iterator[Path]:
+    """A work tree of another commit, in a new folder."""
+    tree = folder / "tree"
+    subprocess.run(["git", "worktree", "add", "--detach", tree, commit], cwd=ROOT, check=True)
+    try:
+        yield tree
+    finally:
+        subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
 
 
 def collect(folder: Path) -> Path:
@@ -99,27 +106,23 @@ def main(options: Options) -> None:
     names = options.only.split(",") if options.only else list(RUNS)
     if unknown := [name for name in names if name not in RUNS]:
         raise UserError(f"there is no run {unknown[0]}; known: {', '.join(RUNS)}.")
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    failed = []
+    with contextlib.ExitStack() as held:
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
         data = collect(folder) if any(RUNS[name] == _SET for name in names) else folder
-        ours = checksums(ROOT, names, folder / "ours", data)
-        theirs = ours
-        if options.beside:
-            tree = folder / "tree"
-            subprocess.run(["git", "worktree", "add", "--detach", tree, options.beside], cwd=ROOT, check=True)
-            try:
-                theirs = checksums(tree, names, folder / "theirs", data)
-            finally:
-                subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
-    for name in names:
-        same = "equal" if ours[name] == theirs[name] else f"differs: {theirs[name]}"
-        print(f"{name:16} {ours[name]}  {same if options.beside else ''}")
-    failed = [name for name in names if len(ours[name]) != 64]
-    different = [name for name in names if ours[name] != theirs[name]]
-    if failed or different:
-        raise TrainingError(
-            f"failed: {', '.join(failed) or 'none'}; different: {', '.join(different) or 'none'}"
-        )
+        other = held.enter_context(checkout(options.beside, folder)) if options.beside else None
+        for name in names:
+            found = checksum(ROOT, name, folder / "ours", data)
+            verdict, is_right = "", len(found) == 64
+            if other is not None:
+                theirs = checksum(other, name, folder / "theirs", data)
+                is_right &= found == theirs
+                verdict = "equal" if found == theirs else f"differs: {theirs}"
+            print(f"{name:16} {found}  {verdict}", flush=True)
+            if not is_right:
+                failed.append(name)
+    if failed:
+        raise TrainingError(f"failed or different: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
