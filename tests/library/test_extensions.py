@@ -160,6 +160,14 @@ class FewPPO(ppo.PPOAgent):
     means = ("policy_loss",)
 
 
+class ShortPPO(ppo.PPOAgent):
+    """Its losses, in the form of an earlier version, leave out a metric that it names."""
+
+    def _losses(self, weights, samples, index):
+        found = super()._losses(weights, samples, index)
+        return found.losses, [*found.metrics.values()][1:], found.errors
+
+
 class ColumnDQN(dqn.DQNAgent):
     """Its targets are a column, so that its losses are a square."""
 
@@ -187,6 +195,7 @@ class BareDQN(dqn.DQNAgent):
             "the loss of .* has the metrics policy_loss, value_loss, entropy, approx_kl, clip_fraction, and "
             "its step names policy_loss; give the same.",
         ),
+        (ShortPPO, "ShortPPO has 5 `means`, and its `_losses` returns 4 metrics."),
         (BareDQN, "the Losses of q need `errors`, [n]."),
         (
             type("TextPPO", (ppo.PPOAgent,), {"defaults": {"epochs": "three"}}),
@@ -197,7 +206,7 @@ class BareDQN(dqn.DQNAgent):
             "TypoPPO has no setting epoch (did you mean epochs?).",
         ),
     ],
-    ids=["mean", "column", "few", "bare", "text", "typo"],
+    ids=["mean", "column", "few", "short", "bare", "text", "typo"],
 )
 def test_faults_of_a_users_algorithm_give_one_sentence(algorithm, sentence, tmp_path):
     few = {"total_steps": 64, "num_envs": 1, "hidden": (8,)}

@@ -517,7 +517,12 @@ class PPOAgent(ActorCriticAgent):
         if isinstance(found, Losses):
             return found
         loss, metrics, ratio = found  # an earlier form: metrics in the order of `means`, and the ratio
-        return Losses(loss, dict(zip(self.means, metrics, strict=False)), tf.abs(ratio - 1.0))
+        if len(metrics) != len(self.means):
+            raise UserError(
+                f"{type(self).__name__} has {len(self.means)} `means`, and its `_losses` returns "
+                f"{len(metrics)} metrics."
+            )
+        return Losses(loss, dict(zip(self.means, metrics, strict=True)), tf.abs(ratio - 1.0))
 
     def _minibatch(self, starts: tf.Tensor, shared: Shared) -> Samples:
         """The samples of the sequences that begin at rows int32 [q], with normalised advantages."""
