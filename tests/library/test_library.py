@@ -318,10 +318,10 @@ def test_a_policy_without_masks_takes_none(runs):
 def test_messages_name_settings_as_python_does(capsys):
     """Also those that are no errors; a command to type keeps its flags."""
     for inside, shown in (
-        (True, "more total_steps, or python -m tfrl.evaluate RUN --greedy\n"),
+        (True, "more total_steps in /a--b, or python -m tfrl.evaluate RUN --greedy\n"),
         (False, None),
     ):
-        text = "more --total-steps, or python -m tfrl.evaluate RUN --greedy"
+        text = "more --total-steps in /a--b, or python -m tfrl.evaluate RUN --greedy"
         with streams.called_from_python() if inside else contextlib.nullcontext():
             Console().message(text)
         assert capsys.readouterr().out == (shown or f"{text}\n")

@@ -79,7 +79,7 @@ def spelled(text: str) -> str:
     """The text as it is, or with num_envs for --num-envs if Python code trains; commands keep their flags."""
     if not _python_calls[0]:
         return text
-    names = r"python -m [^;`\n]*|--([a-z][a-z-]*[a-z])"
+    names = r"python -m [^;`\n]*|(?<![\w-])--([a-z][a-z-]*[a-z])"
     return re.sub(names, lambda found: found[1].replace("-", "_") if found[1] else found[0], text)
 
 

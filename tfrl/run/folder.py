@@ -354,7 +354,8 @@ def take_run(
 @contextlib.contextmanager
 def _noting_failures(run: Path) -> Iterator[None]:
     """Writes the error that ends the run to FAILED_FILE, for `tfrl.status`. The next process removes it."""
-    (run / FAILED_FILE).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (run / FAILED_FILE).unlink(missing_ok=True)
     try:
         yield
     except TrainingError as error:
