@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from small_run import SMALL
@@ -122,6 +123,13 @@ def draw():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LearningCurve, "on_end", lambda *_: None)
         yield on_end
+
+
+@pytest.fixture(autouse=True)
+def environ():
+    """What a test changes in the environment, --log-level for example, is not told to later processes."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture
