@@ -9,7 +9,7 @@ import resnet.config
 from tfrl.envs.spec import ArraySpec, Discrete
 from tfrl.workers import data_parallel, machine, strategy
 
-IMAGES = np.random.default_rng(0).integers(0, 256, (21, 64, 64, 3), np.uint8)
+IMAGES = np.random.default_rng(0).integers(0, 256, (66, 64, 64, 3), np.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,17 @@ def weights(network):
 
 @pytest.mark.parametrize(
     ("count", "at_once", "size"),
-    [(21, 2, 8), (16, 2, 8), (9, 2, 5), (8, 4, 2), (3, 4, 2), (1, 1, 2), (32, 8, 4), (64, 1, 8)],
+    [
+        (21, 2, 11),
+        (16, 2, 8),
+        (9, 2, 5),
+        (8, 4, 2),
+        (3, 4, 2),
+        (1, 1, 2),
+        (32, 8, 4),
+        (70, 2, 32),
+        (64, 1, 32),
+    ],
 )
 def test_rows_are_mapped_in_parts_without_the_padding(count, at_once, size):
     def sums(part):
@@ -62,7 +72,7 @@ def test_a_forward_pass_in_parts_equals_that_of_the_whole_batch(network, weights
 def test_the_result_of_a_row_does_not_depend_on_the_batch_size(network, weights):
     forward = tf.function(network.forward_pass(on_gpu=False, at_once=2), reduce_retracing=True)
     logits, values = forward(weights, IMAGES)
-    for count in (1, 2, 7, 16):
+    for count in (1, 2, 7, 16, 40):
         some_logits, some_values = forward(weights, IMAGES[:count])
         np.testing.assert_array_equal(some_logits, logits[:count])
         np.testing.assert_array_equal(some_values, values[:count])
