@@ -16,7 +16,7 @@ def test_the_tables_of_a_document_follow_from_the_kept_runs(name):
 
 def test_every_figure_stands_above_its_caption():
     texts = {name: (tables.ROOT / name).read_text(encoding="utf-8") for name in tables.DOCUMENTS}
-    for file in tables.FIGURES:
+    for file in (*tables.FIGURES, tables.OF_FLOAT32):
         block = f"<!-- tables: caption-{file[:-4].removeprefix('learning-')} -->"
         shown = [text for text in texts.values() if f"images/{file})" in text]
         assert shown, file
@@ -34,6 +34,13 @@ def test_the_verdict_compares_the_mean_with_the_range():
     assert tables.verdict([1.0, 2.0], [1.4, 1.6]) == "within"
     assert tables.verdict([1.0, 1.5], [1.4, 1.6]) == "**below**"
     assert tables.verdict([1.7, 1.8], [1.4, 1.6]) == "above"
+
+
+def test_the_matrix_has_the_settings_that_an_algorithm_does_not_refuse():
+    assert tables.takes("ppo", actors=2)
+    assert not tables.takes("ppg", actors=2), "it has the flag, and refuses it"
+    assert not tables.takes("reinforce", replicas=2)
+    assert not tables.takes("dqn", memory="lstm")
 
 
 def test_the_means_in_the_notebooks_sentences_follow_from_the_kept_runs():
@@ -56,3 +63,13 @@ def test_the_figures_are_drawn_from_the_same_runs():
     assert len(mean) == 1
     (seed, other) = (run.points("rollout/episode_return")[1] for run in tables.kept("impala", "coinrun"))
     assert mean[0].get_ydata()[-1] == pytest.approx((seed[-1] + other[-1]) / 2)
+
+
+def test_the_figure_of_float32_has_the_numbers_of_its_table():
+    figure = tables.draw_float32()
+    course = tables.float32_course().splitlines()
+    for ax in figure.axes:
+        (mean,) = (line for line in ax.lines if line.get_label() == "PPO (n = 2)")
+        (row,) = (i for i, line in enumerate(course) if line.startswith(f"| {ax.get_title()}, published"))
+        seeds = [re.findall(r"-?\d+\.\d+", cell) for cell in course[row + 1].split(" | ")[1:]]
+        assert mean.get_ydata() == pytest.approx([(float(one) + float(two)) / 2 for one, two in seeds])
