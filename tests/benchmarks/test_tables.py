@@ -58,35 +58,30 @@ def test_the_means_in_the_notebooks_sentences_follow_from_the_kept_runs():
 
 
 def test_the_verdicts_of_replay_follow_from_its_seeds_in_all_documents():
-    """The notebook's seeds give its count, the range, mean and count of the results, and the README's counts."""
+    """The seeds in the notebook give its counts, the rows of the results, and the counts in the README."""
 
-    def rows(name):
-        lines = (tables.ROOT / name).read_text(encoding="utf-8").replace(",", "").splitlines()
-        return [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    def read(name):
+        return (tables.ROOT / name).read_text(encoding="utf-8")
 
     def numbers(text):
-        return [float(number) for number in re.findall(r"-?\d+\.?\d*", text)]
+        return [float(number) for number in re.findall(r"-?\d+\.?\d*", text.replace(",", ""))]
 
-    seeds = (tables.ROOT / "docs/notebook/replay.md").read_text(encoding="utf-8")
-    runs = [
-        row for row in re.findall(r"^\| (.+) \|$", seeds, re.M) if re.search(r" \| \**\d of 5\** \| ", row)
-    ]
-    assert len(runs) == 7
+    rows = [row.split(" | ") for row in re.findall(r"^\| (.+) \|$", read("docs/notebook/replay.md"), re.M)]
+    runs = [row for row in rows if len(row) == 6 and row[4].endswith(("of 5", "of 5**"))]
+    results = [row.split(" | ") for row in re.findall(r"^\| (.+) \|$", read("docs/results.md"), re.M)]
     counts = {}
-    for env, _, reference, algorithm, count, returns in (row.split(" | ") for row in runs):
-        of_seeds = numbers(returns.replace(",", "") if "9,0" in reference else returns)
-        reached = sum(value >= numbers(reference.replace(",", ""))[0] for value in of_seeds)
-        assert count.strip("*") == f"{reached} of {len(of_seeds)}", (env, algorithm)
+    for env, _, reference, algorithm, count, returns in runs:
+        seeds = numbers(returns)
+        reached = sum(value >= numbers(reference)[0] for value in seeds)
+        assert count == ("5 of 5" if reached == 5 else f"**{reached} of 5**"), (env, algorithm)
         counts[env, algorithm] = reached
-        if env == "CartPole-v1":  # the results have 10 more runs
-            continue
-        (shown,) = (row for row in rows("docs/results.md") if row[0].startswith(f"{env} {algorithm} "))
-        assert numbers(shown[1])[:2] == [min(of_seeds), max(of_seeds)], shown
-        assert numbers(shown[1])[2:] in ([], [pytest.approx(sum(of_seeds) / 5, abs=0.051)]), shown
-        assert shown[2].split()[0] == reference.replace(",", "").split()[0], shown
-        assert shown[3].strip("*") == count.strip("*"), shown
-    readme = (tables.ROOT / "README.md").read_text(encoding="utf-8")
-    found = re.search(r"(\d) \(DDPG\), (\d) \(TD3\) and (\d) \(SAC\) of 5 seeds", readme)
+        if env != "CartPole-v1":  # the results have ten more runs of it
+            (shown,) = (row for row in results if row[0].startswith(f"{env}, {algorithm}, "))
+            assert numbers(shown[1])[:2] == [min(seeds), max(seeds)], shown
+            assert numbers(shown[1])[2:] in ([], [pytest.approx(sum(seeds) / 5, abs=0.051)]), shown
+            assert (numbers(shown[2])[0], shown[3]) == (numbers(reference)[0], count), shown
+    assert len(counts) == 7
+    found = re.search(r"(\d) \(DDPG\), (\d) \(TD3\) and (\d) \(SAC\) of 5 seeds", read("README.md"))
     assert [int(n) for n in found.groups()] == [counts["Pendulum-v1", of] for of in ("DDPG", "TD3", "SAC")]
 
 
