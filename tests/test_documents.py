@@ -166,6 +166,18 @@ def test_the_names_for_newcomers_from_other_systems_exist():
             assert f"--{name.replace('_', '-')}" in every, name
 
 
+def test_every_column_of_the_kept_runs_is_explained():
+    page = (ROOT / "docs" / "reading-results.md").read_text(encoding="utf-8")
+    files = sorted((ROOT / "benchmarks" / "runs").glob("*/progress.csv"))
+    columns = {name for path in files for name in path.read_text().partition("\n")[0].split(",")}
+    explained = set(re.findall(r"`([a-z_…]+/[a-z_…A-Z]+)`", page))
+    groups = tuple(name.rstrip("…") for name in explained if name.endswith("…"))  # `time/…`, `train/aux_…`
+    endings = tuple(name.rpartition("…")[2] for name in explained if "…/" in name)  # `…/episode_length`
+    assert len(columns) > 30
+    missing = columns - explained - {"env_steps"}
+    assert not {name for name in missing if not name.startswith(groups) and not name.endswith(endings)}
+
+
 def test_the_readmes_numbers_stand_in_the_results():
     """The cells of its tables with numbers; `python -m benchmarks.tables` computes the others."""
     readme = re.sub(r"<!-- tables.*?<!-- end -->", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
