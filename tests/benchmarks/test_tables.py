@@ -1,5 +1,6 @@
 """Tables and captions of the documents against the kept runs, and the verdicts in them."""
 
+import json
 import re
 
 import pytest
@@ -84,6 +85,35 @@ def test_the_verdicts_of_gymnasium_follow_from_the_seeds_in_all_documents():
     assert len(counts) == 9
     found = re.search(r"(\d) \(DDPG\), (\d) \(TD3\) and (\d) \(SAC\) of 5 seeds", read("README.md"))
     assert [int(n) for n in found.groups()] == [counts["Pendulum-v1", of] for of in ("DDPG", "TD3", "SAC")]
+
+
+def test_times_and_sentences_about_the_kept_runs_follow_from_them():
+    def minutes(names):
+        found = [
+            json.loads(path.read_text())["seconds"] / 60
+            for path in tables.RUNS.glob("*/results.json")
+            if re.fullmatch(names, path.parent.name)
+        ]
+        assert found
+        return min(found), max(found)
+
+    page = (tables.RUNS / "README.md").read_text(encoding="utf-8")
+    alone = "(?!ppg-bigfish-seed2|ppg-fruitbot-seed2|drac-fruitbot-seed2)"  # these have rows of their own
+    for names, unit in (
+        (r"impala-.*", 1),
+        (r"\w+-seed\d", 1),
+        (f"{alone}ppg-.*", 60),
+        (f"{alone}drac-.*", 60),
+    ):
+        digits = 1 if unit == 60 else 0
+        least, most = (f"{value / unit:.{digits}f}" for value in minutes(names))
+        assert f"{least} to {most} {'hours' if unit == 60 else 'minutes'}" in page, names
+
+    def end(algorithm):
+        return sum(tables.training(run, 983_040) for run in tables.kept(algorithm, "starpilot")) / 2
+
+    assert "IMPALA has half of PPO's return on starpilot" in (tables.ROOT / "docs/results.md").read_text()
+    assert end("impala") / end("ppo") == pytest.approx(0.5, abs=0.05)
 
 
 def test_the_figures_are_drawn_from_the_same_runs():
