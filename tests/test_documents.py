@@ -82,6 +82,15 @@ def test_every_document_is_linked_from_another():
     assert {path.name for path in pages - linked} <= {"index.md"}
 
 
+def test_every_picture_is_shown():
+    shown = {
+        (path.parent / link).resolve()
+        for path in documents(ROOT)
+        for link in _LINK.findall(path.read_text(encoding="utf-8"))
+    }
+    assert not {*(ROOT / "docs" / "images").resolve().iterdir()} - shown
+
+
 def test_every_algorithm_is_a_command_and_in_the_documents():
     commands = {p.stem for p in (ROOT / "tfrl").glob("*.py") if "main = Command(" in p.read_text()}
     assert commands == {"ppo_procgen", *ALGORITHMS}, "ALGORITHMS is in tfrl/algorithms/registry.py"
