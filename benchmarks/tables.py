@@ -8,6 +8,7 @@ table, its figure and the notebook cannot differ.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
 import json
@@ -22,9 +23,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from benchmarks import command
-from tfrl import completion
 from tfrl.algorithms import registry as settings
-from tfrl.cli.errors import TrainingError
+from tfrl.cli.errors import TrainingError, UserError
 from tfrl.envs.published import published_curve
 from tfrl.envs.spec import Box, Discrete, MultiDiscrete
 from tfrl.reporting import plots, runs, scores
@@ -34,7 +34,7 @@ RUNS = ROOT / "benchmarks" / "runs"
 IMAGES = ROOT / "docs" / "images"
 DOCUMENTS = (
     *("README.md", "docs/results.md", "docs/algorithms.md", "docs/it-does-not-learn.md"),
-    *("docs/notebook/ppg-and-drac.md", "docs/notebook/impala.md"),
+    *("docs/notebook/ppo-procgen.md", "docs/notebook/ppg-and-drac.md", "docs/notebook/impala.md"),
 )
 _BLOCK = re.compile(r"(<!-- tables: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _NAMES = {"ppo": "PPO", "drac": "DrAC", "ppg": "PPG", "impala": "IMPALA"}
@@ -73,6 +73,7 @@ def main(options: Options) -> None:
     if options.draw:
         for file, (algorithms, games) in FIGURES.items():
             draw(algorithms, games).savefig(IMAGES / file, dpi=110)
+        draw_float32().savefig(IMAGES / OF_FLOAT32, dpi=110)
 
 
 def renew(text: str) -> str:
@@ -108,6 +109,20 @@ def published(game: str, level_set: str, step: float) -> list[float]:
     if level_set == "train":
         return [window_mean((at, curve), step) for curve in curves]
     return [float(np.interp(_LAST, at, curve)) for curve in curves]
+
+
+@functools.cache
+def float32_returns(game: str) -> dict[int, list[float]]:
+    """PPO's mean training returns in float32, a list of all seeds by env steps.
+
+    These runs were not kept, only the mean over the ten updates that end at each of seven env steps.
+    """
+    found: dict[int, list[float]] = {}
+    with (RUNS / "ppo-float32.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            if row["env"] == game:
+                found.setdefault(int(row["env_steps"]), []).append(float(row["episode_return"]))
+    return found
 
 
 def verdict(ours: Sequence[float], theirs: Sequence[float]) -> str:
@@ -211,6 +226,35 @@ def course_table(rows: Sequence[tuple[str, str]]) -> str:
     return _table(["", *(f"{step:,}" for step in _COLUMNS), "training levels", "unseen levels"], table)
 
 
+def float32_table() -> str:
+    """PPO's returns in float32 near the end, a column for each game, with the verdict and its past."""
+    returns, verdicts = ["seeds 1, 2"], ["mean of our seeds"]
+    for game in _OF_FLOAT32:
+        returns.append(_numbers(float32_returns(game)[_END]))
+        found = {step: verdict(ours, published(game, "train", step)) for step, ours in _float32(game)}
+        below = [step for step, where in found.items() if where == _BELOW and step < _END]
+        verdicts.append(found[_END] + (f"; {_BELOW} up to {max(below):,} env steps" if below else ""))
+    return _table(["", *_OF_FLOAT32], [returns, verdicts])
+
+
+def float32_course() -> str:
+    """PPO's returns in float32 at seven env steps, with the verdicts outside the published range."""
+    rows = []
+    for game in _OF_FLOAT32:
+        theirs = [published(game, "train", step) for step, _ in _float32(game)]
+        rows.append([f"{game}, published", *map(_range, theirs)])
+        cells = []
+        for (_, ours), of_step in zip(_float32(game), theirs, strict=True):
+            mark = {"within": "", "above": " (above)", _BELOW: f" {_BELOW}"}[verdict(ours, of_step)]
+            cells.append(_numbers(ours) + mark)
+        rows.append(["seeds 1 and 2", *cells])
+    return _table(["", *(f"{step:,}" for step, _ in _float32(_OF_FLOAT32[0]))], rows)
+
+
+def _float32(game: str) -> list[tuple[int, list[float]]]:
+    return sorted(float32_returns(game).items())
+
+
 def caption(algorithms: Sequence[str], games: Sequence[str]) -> str:
     """A figure's caption: the runs, their precision, their machine, and what its lines and bands are."""
     found = [run for of in algorithms for game in games for run in kept(of, game)]
@@ -235,27 +279,58 @@ def caption(algorithms: Sequence[str], games: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def caption_of_float32() -> str:
+    """The caption of the figure of PPO in float32."""
+    seeds, theirs = len(float32_returns(_OF_FLOAT32[0])[_END]), len(published(_OF_FLOAT32[0], "train", _END))
+    lines = [
+        f"*PPO: n = {seeds} (seeds 1 and 2), float32, training levels; {_AMD} with AVX2.",
+        f"Grey: the {theirs} published runs. Lines are means over runs, and bands go from the lowest to the"
+        " highest run.",
+        "Each point is the mean of the ten updates before it.*",
+    ]
+    return "\n".join(lines)
+
+
 def _all(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
 def matrix() -> str:
-    """The features of each algorithm, by its action spaces and its flags."""
-    rows, flags = [], completion._flags()
+    """The features of each algorithm, by its action spaces and the settings that it takes."""
+    rows = []
     for name in settings.ALGORITHMS:
         kind = settings.reader(name).kind
         spaces = (Discrete, Box, MultiDiscrete)
         taken = [space for space in spaces if issubclass(space, kind.action_spaces)]
-        has = flags[f"tfrl.{name}"]
-        replay = "--train-every" in has
-        offline = "no" if "--dataset" not in has else "half of each batch" if replay else "only"
+        has = settings.reader(name).flag_kinds
+        replay = "train_every" in has
+        offline = "no" if "dataset" not in has else "half of each batch" if replay else "only"
         cells = [", ".join(space.kind for space in taken), "images" if name == "drac" else "images, vectors"]
-        cells += ["`--memory`" if "--memory" in has else "–"]
+        cells += ["`--memory`" if takes(name, memory="lstm") else "–"]
         cells += ["yes" if {Discrete, MultiDiscrete} & {*taken} else "–"]
-        cells += ["yes" if flag in has else "–" for flag in ("--actors", "--learners", "--replicas")]
+        cells += ["yes" if takes(name, **{of: 2}) else "–" for of in ("actors", "learners", "replicas")]
         rows.append([f"`{name}`", *cells, offline])
     names = ("actions", "observations", "memory", "masks", "`--actors`", "`--learners`", "`--replicas`")
     return _table(["", *names, "recorded data"], rows)
+
+
+def takes(algorithm: str, **values: Any) -> bool:
+    """True if an algorithm has these settings and does not refuse them."""
+    reader = settings.reader(algorithm)
+    has = reader.flag_kinds
+    if not values.keys() <= has.keys():
+        return False
+    needed: dict[str, Any] = {}
+    if "train_every" in has:
+        needed = {"num_envs": 4}
+    elif "dataset" in has:
+        takes_discrete = issubclass(Discrete, reader.kind.action_spaces)
+        needed = {"dataset": "a/set", "env": "CartPole-v1" if takes_discrete else "Pendulum-v1"}
+    try:
+        reader.of_values(needed | values)
+    except UserError:
+        return False
+    return True
 
 
 _HEALTHY = {
@@ -321,6 +396,33 @@ def draw(algorithms: Sequence[str], games: Sequence[str]) -> Figure:
             points = {"markerfacecolor": "white", "capsize": 2, "clip_on": False, "zorder": 4}
             ax.errorbar([place], [middle], bars, **plots.marker_style(v), **points)
         ax.set(title=game, xlabel="env steps", xlim=(0, 1.1 * end))
+    return _completed(figure)
+
+
+@matplotlib.rc_context(plots.STYLE)
+def draw_float32() -> Figure:
+    """Draws PPO's returns in float32, a panel for each game, with the published runs."""
+    figure = Figure(figsize=(3.6 * len(_OF_FLOAT32), 3.5))
+    for ax, game in zip(figure.subplots(1, len(_OF_FLOAT32)), _OF_FLOAT32, strict=True):
+        at = [step for step, _ in _float32(game)]
+        lines = (
+            (
+                "published PPO",
+                np.array([published(game, "train", step) for step in at]),
+                {"color": plots.GREY},
+            ),
+            ("PPO", np.array([ours for _, ours in _float32(game)]), plots.line_style(0)),
+        )
+        for name, returns, style in lines:
+            ax.plot(at, returns.mean(1), label=f"{name} (n = {returns.shape[1]})", marker="o", ms=4, **style)
+            ax.fill_between(at, returns.min(1), returns.max(1), color=style["color"], alpha=0.2, linewidth=0)
+        ax.set(title=game, xlabel="env steps", xlim=(0, 1.05 * _LAST))
+    return _completed(figure)
+
+
+def _completed(figure: Figure) -> Figure:
+    """Formats the axes, and adds a legend of all panels."""
+    for ax in figure.axes:
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         ax.xaxis.set_major_locator(MaxNLocator(4))
     figure.axes[0].set_ylabel("episode return (raw reward)")
@@ -329,13 +431,15 @@ def draw(algorithms: Sequence[str], games: Sequence[str]) -> Figure:
         for ax in figure.axes
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
     }
-    columns = min(len(labels), 3 if len(games) > 1 else 1)
+    columns = min(len(labels), 3 if len(figure.axes) > 1 else 1)
     figure.legend(list(labels.values()), list(labels), loc="outside upper left", ncols=columns)
     return figure
 
 
 _GAMES = ("starpilot", "fruitbot", "bigfish")
 _OF_IMPALA = ("coinrun", "starpilot", "fruitbot")
+_OF_FLOAT32 = ("coinrun", "starpilot", "fruitbot")
+OF_FLOAT32 = "learning-float32.png"
 FIGURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "learning-ppo.png": (("ppo",), _GAMES),
     "learning-generalisation.png": (("ppo", "drac", "ppg"), _GAMES),
@@ -351,6 +455,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "course-impala": lambda: course_table(
         [(game, of) for game in _OF_IMPALA for of in ("published", "impala")]
     ),
+    "float32": float32_table,
+    "course-float32": float32_course,
+    "caption-float32": caption_of_float32,
     "matrix": matrix,
     "healthy": healthy,
     **{

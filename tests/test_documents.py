@@ -82,6 +82,15 @@ def test_every_document_is_linked_from_another():
     assert {path.name for path in pages - linked} <= {"index.md"}
 
 
+def test_every_picture_is_shown():
+    shown = {
+        (path.parent / link).resolve()
+        for path in documents(ROOT)
+        for link in _LINK.findall(path.read_text(encoding="utf-8"))
+    }
+    assert not {*(ROOT / "docs" / "images").resolve().iterdir()} - shown
+
+
 def test_every_algorithm_is_a_command_and_in_the_documents():
     commands = {p.stem for p in (ROOT / "tfrl").glob("*.py") if "main = Command(" in p.read_text()}
     assert commands == {"ppo_procgen", *ALGORITHMS}, "ALGORITHMS is in tfrl/algorithms/registry.py"
@@ -164,6 +173,18 @@ def test_the_names_for_newcomers_from_other_systems_exist():
         for name in re.findall(r"`(\w+)=", here):
             every = {flag for flags in known_flags().values() for flag in flags} | {"--network"}
             assert f"--{name.replace('_', '-')}" in every, name
+
+
+def test_every_column_of_the_kept_runs_is_explained():
+    page = (ROOT / "docs" / "reading-results.md").read_text(encoding="utf-8")
+    files = sorted((ROOT / "benchmarks" / "runs").glob("*/progress.csv"))
+    columns = {name for path in files for name in path.read_text().partition("\n")[0].split(",")}
+    explained = set(re.findall(r"`([a-z_…]+/[a-z_…A-Z]+)`", page))
+    groups = tuple(name.rstrip("…") for name in explained if name.endswith("…"))  # `time/…`, `train/aux_…`
+    endings = tuple(name.rpartition("…")[2] for name in explained if "…/" in name)  # `…/episode_length`
+    assert len(columns) > 30
+    missing = columns - explained - {"env_steps"}
+    assert not {name for name in missing if not name.startswith(groups) and not name.endswith(endings)}
 
 
 def test_the_readmes_numbers_stand_in_the_results():

@@ -1,4 +1,4 @@
-"""Names of settings in stable-baselines3, CleanRL, RLlib, TorchRL, JoyRL and ElegantRL get a hint."""
+"""Names of settings in stable-baselines3, CleanRL, RLlib, TorchRL, TF-Agents, JoyRL and others get a hint."""
 
 import pytest
 from refusals import refusal
@@ -52,6 +52,8 @@ env_cfg:
         ("dqn", "--epsilon-decay", "(did you mean --exploration-steps?)"),
         ("ppo", "--buffer-size", "(other commands have --replay-size)"),
         ("ppo", "--learning-starts", "(other commands have --learning-starts)"),
+        ("ppo", "--lambda-value", "(did you mean --gae-lambda?)"),
+        ("dqn", "--target_update_period", "(did you mean --target-every?)"),
         ("sac", "--use-sde", "(leave it out: tfrl has no such setting)"),
         ("sac", "--render", "(use python -m tfrl.record RUN --window)"),
         ("sac", "--is-remove", "(did you mean --resume restart?)"),

@@ -1,6 +1,6 @@
 """The names that other systems have for settings, for hints such as ` (did you mean --total-steps?)`.
 
-The systems are stable-baselines3 and its zoo, CleanRL, RLlib, TorchRL, JoyRL and ElegantRL.
+The systems are stable-baselines3 and its zoo, CleanRL, RLlib, TorchRL, TF-Agents, JoyRL and ElegantRL.
 """
 
 from __future__ import annotations
@@ -123,6 +123,24 @@ the command itself, such as python -m tfrl.dqn = algo algo_name algorithm_name a
 --target-noise = target_policy_noise policy_noise
 --target-noise-clip = noise_clip
 --entropy-target = target_entropy autotune auto_entropy
+
+--frame-skip = gym_frame_skip
+--hidden = fc_layer_params actor_fc_layers value_fc_layers critic_obs_fc_layers q_fc_layers
+--max-grad-norm = gradient_clipping
+--gae-lambda = lambda_value
+--clip-ratio = importance_ratio_clipping
+--clip-value = value_clipping
+--entropy-coef = entropy_regularization
+--value-coef = value_pred_loss_coef
+--num-steps / --train-every = collect_steps_per_iteration
+--learning-starts = initial_collect_steps
+--tau = target_update_tau
+--target-every = target_update_period
+--exploration-end / --exploration-noise = epsilon_greedy
+--n-step = n_step_update
+--huber-delta = td_errors_loss_fn
+--reward-scale = reward_scale_factor
+--alpha-start = initial_log_alpha
 
 = framework backend torch_deterministic is_fork compile state_dim action_dim if_discrete new_step_api
 = n_states n_actions weight_decay optimize_memory_usage replay_buffer_class use_gae use_critic kl_coeff
