@@ -2,48 +2,19 @@
 
 import contextlib
 import csv
-import functools
 import importlib
 import io
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import pytest
+from forking import ROOT, Forked
 
-ROOT = Path(__file__).parents[1]
 PATIENCE = 600  # seconds: never the reason for a failure on a busy machine, only the end of a hang
-
-# Runs commands as `python -m` does, each in a fork of a process that has imported what most of them need. A
-# line of input is a command. A line of output has its exit code and its seconds of processor time. Each
-# command tells at its end whether TensorFlow was imported.
-_COMMANDS = """
-import atexit, json, os, runpy, sys
-import tfrl.training.command
-for line in sys.stdin:
-    module, flags, environ, *files = json.loads(line)
-    child = os.fork()
-    if not child:
-        break
-    _, status, used = os.wait4(child, 0)
-    print(json.dumps([os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime]), flush=True)
-else:
-    sys.exit()
-for stream, path in enumerate((os.devnull, *files)):
-    os.dup2(os.open(path, os.O_RDWR), stream)
-os.environ.clear()
-os.environ.update(environ)
-sys.path[1:1] = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
-sys.argv[1:] = flags
-atexit.register(lambda: print("TensorFlow imported:", "tensorflow" in sys.modules))
-runpy.run_module(module, run_name="__main__", alter_sys=True)
-"""
 
 
 def hangup(handler):
@@ -83,18 +54,9 @@ class Answer:
     """How a command ended that was refused, or should have been, before any work."""
 
     def __init__(self, *flags, module="tfrl.ppo_procgen"):
-        with tempfile.NamedTemporaryFile("r") as stdout, tempfile.NamedTemporaryFile("r") as stderr:
-            request = [module, [*map(str, flags)], dict(os.environ), stdout.name, stderr.name]
-            print(json.dumps(request), file=_commands().stdin, flush=True)
-            assert select.select([_commands().stdout], [], [], PATIENCE)[0], "the command hangs"
-            self.code, self.cpu_seconds = json.loads(_commands().stdout.readline())
-            self.stdout, self.stderr = stdout.read(), stderr.read()
-
-
-@functools.cache
-def _commands():
-    command, pipes = [sys.executable, "-c", _COMMANDS], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
+        process = Forked("tfrl.training.command", module, *flags, tells=True)
+        self.stdout, self.stderr = process.communicate(PATIENCE)
+        self.code, self.cpu_seconds = process.returncode, process.cpu_seconds
 
 
 def assert_refused(answer, *parts):
@@ -108,15 +70,19 @@ def assert_refused(answer, *parts):
 
 
 class Training:
-    """A training process of the run `folder`."""
+    """A training process of the run `folder`, by default a fork that need not import TensorFlow first."""
 
     module = "tfrl.ppo_procgen"
+    is_forked = True
 
     def __init__(self, folder, *flags):
         self.folder = folder
-        where = ("--logdir", folder.parent, "--run-name", folder.name)
+        flags = [*map(str, ("--logdir", folder.parent, "--run-name", folder.name, *flags))]
+        if self.is_forked and os.environ.get("CUDA_VISIBLE_DEVICES") == "-1":  # what keras knows of GPUs
+            self.process = Forked("keras", self.module, *flags)
+            return
         self.process = subprocess.Popen(
-            [sys.executable, "-m", self.module, *map(str, (*where, *flags))],
+            [sys.executable, "-m", self.module, *flags],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -32,6 +32,7 @@ class Impala(Training):
     """A training process of IMPALA."""
 
     module = "tfrl.impala"
+    is_forked = False  # Ray
 
     def __init__(self, folder, *flags):
         super().__init__(folder, *CATCH.split(), *flags)

@@ -29,6 +29,7 @@ class Reinforce(Training):
     """A training process of REINFORCE."""
 
     module = "tfrl.reinforce"
+    is_forked = False  # Ray
 
     def observers(self):
         """The process numbers of its observers."""
