@@ -99,7 +99,8 @@ def test_any_number_of_actors_gives_equal_results(node, alone, algorithm, count)
     assert lags == [min(update, lag) for update in range(UPDATES)]
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kills", [1, 3])
 def test_actors_are_killed_and_one_hangs_and_the_run_is_the_same(node, alone, kills):
     """Kills actors at random moments: starting, acting, waiting, twice in a row, all at once."""
     moment, done = random.SystemRandom(), threading.Event()
