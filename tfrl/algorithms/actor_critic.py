@@ -18,6 +18,7 @@ from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.networks.weights import torso_vectors
 from tfrl.ops.graph import compiled, tf
+from tfrl.workers import machine
 from tfrl.workers.data_parallel import DataParallel, GradientStep
 from tfrl.workers.strategy import Runtime
 
@@ -181,7 +182,9 @@ class ActorCriticAgent(Agent):
         leading = observations.shape[: observations.ndim - len(shape)]
         rows = [observations.reshape(-1, *shape)]
         rows += [] if memory is None else [memory.reshape(-1, memory.shape[-1])]
-        return self._value(*map(tf.convert_to_tensor, rows)).numpy().reshape(leading)
+        fill = machine.filled if self._runtime.uses_gpu else np.asarray
+        values = self._value(*(tf.convert_to_tensor(fill(x)) for x in rows)).numpy()
+        return values[: len(rows[0])].reshape(leading)
 
     @compiled(reduce_retracing=True)
     def _value(self, *rows: tf.Tensor) -> tf.Tensor:

@@ -357,8 +357,8 @@ class PPOAgent(ActorCriticAgent):
 
     @property
     def uses_xla(self) -> bool:
-        """True for small networks on CPUs."""
-        return self._config.small_network and not self._runtime.uses_gpu
+        """True for small networks."""
+        return self._config.small_network
 
     def make_steps(self) -> dict[str, GradientStep]:
         """One gradient step, from a minibatch."""
