@@ -181,7 +181,10 @@ def transfers(num_envs: int, num_steps: int) -> dict[str, float]:
 
 
 def profile(precision: str, logdir: str, num_envs: int, num_steps: int) -> dict[str, Any]:
-    """The operations of PPO's third update, with their shares of the device's busy time, largest first."""
+    """The operations of PPO's third update, with their shares of the device's busy time, largest first.
+
+    `seconds` is how long rollout and update took. A GPU that was busy for much less waited for launches.
+    """
     import tensorflow as tf
 
     import tfrl
@@ -189,12 +192,17 @@ def profile(precision: str, logdir: str, num_envs: int, num_steps: int) -> dict[
     folder = Path(tempfile.mkdtemp(prefix="profile-", dir=logdir))
 
     class Profile(tfrl.Callback):
+        began = seconds = 0.0
+
         def on_update(self, run: Any, metrics: dict[str, float]) -> None:
             if run.updates == 2:
                 tf.profiler.experimental.start(str(folder / "trace"))
+                self.began = time.perf_counter()
             elif run.updates == 3:
+                self.seconds = time.perf_counter() - self.began
                 tf.profiler.experimental.stop()
 
+    watch = Profile()
     tfrl.train(
         "ppo_procgen",
         env="coinrun",
@@ -204,12 +212,12 @@ def profile(precision: str, logdir: str, num_envs: int, num_steps: int) -> dict[
         num_steps=num_steps,
         total_steps=3 * num_envs * num_steps,
         eval_episodes=1,
-        callbacks=[Profile()],
+        callbacks=[watch],
         logdir=str(folder),
         run_name="run",
     )
     (trace,) = (folder / "trace").rglob("*.xplane.pb")
-    return busy_shares(trace.read_bytes())
+    return busy_shares(trace.read_bytes()) | {"seconds": watch.seconds}
 
 
 def busy_shares(trace: bytes) -> dict[str, Any]:

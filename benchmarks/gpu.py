@@ -237,7 +237,8 @@ def _in_words(name: str, result: Mapping[str, Any]) -> str:
         return f"failed: {result['failed']}"
     if name == "profile":
         parts = ", ".join(f"{part} {share:.0%}" for part, share in result["parts"][:5])
-        return f"{parts}; {result['device']} busy {result['busy_seconds']:.2f} s"
+        busy, seconds = result["busy_seconds"], result["seconds"]
+        return f"{parts}; {result['device']} busy for {busy:.2f} s in {seconds:.2f} s"
     shown = {key: value for key, value in result.items() if key != "weights"}
     return ", ".join(
         f"{key.replace('_', ' ')} {value:.3g}" if isinstance(value, float) else f"{key} {value}"

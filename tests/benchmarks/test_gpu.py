@@ -43,6 +43,7 @@ def test_all_checks_run_on_the_cpu(tmp_path):
     assert found["network bfloat16"]["keras"] > 0
     assert found["PPO bfloat16"]["env_steps_per_second"] > 0
     assert sum(share for _, share in found["profile"]["parts"]) == pytest.approx(1.0)
+    assert found["profile"]["seconds"] > 0
     assert "Conv2D" in " ".join(name for name, _ in found["profile"]["parts"][:10])
 
 
