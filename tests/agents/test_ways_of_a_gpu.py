@@ -4,6 +4,7 @@ import learners
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import kernels
 
 from resnet import operations
 from tfrl.algorithms.acting import ActingActorCritic
@@ -62,6 +63,35 @@ def test_an_update_is_the_same(learner, algorithm, flags):
         assert value == pytest.approx(expected[name], rel=1e-3, abs=1e-4, nan_ok=True), name
     for name, weight in weights.items():
         np.testing.assert_allclose(weight, others[name], atol=2e-5)
+
+
+def _runs_on_gpus(node):
+    """Whether this TensorFlow has a kernel for GPUs of an operation in a graph, of its types."""
+    types = {name: value.type for name, value in node.attr.items() if value.WhichOneof("value") == "type"}
+    return any(
+        kernel.device_type in ("GPU", "DEFAULT")
+        and all(
+            types.get(c.name, c.allowed_values.list.type[0]) in c.allowed_values.list.type
+            for c in kernel.constraint
+        )
+        for kernel in kernels.get_registered_kernels_for_op(node.op).kernel
+    )
+
+
+@pytest.mark.skipif(not tf.test.is_built_with_cuda(), reason="a TensorFlow without kernels for GPUs")
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("impala", marks=pytest.mark.long)])
+def test_a_gpu_gathers_a_minibatch_of_images_itself(learner, algorithm):
+    """The CPU would need a copy of the whole rollout for each gradient step."""
+    agent = learner(algorithm, *SHORT, *IMAGES, on_gpu=True).agent
+    shown, rows = tf.TensorSpec((16, 8, 64, 64, 3), tf.uint8), tf.TensorSpec((4,), tf.int32)
+    traced = tf.function(lambda x, at: agent.gather([x], at, axis=1)).get_concrete_function(shown, rows)
+    functions = {f.signature.name: f for f in traced.graph.as_graph_def().library.function}
+    for node in traced.graph.as_graph_def().node:
+        of_xla = (
+            node.op.endswith("PartitionedCall")
+            and functions[node.attr["f"].func.name].attr["_XlaMustCompile"].b
+        )
+        assert of_xla or node.op == "Placeholder" or _runs_on_gpus(node), node.op
 
 
 @pytest.mark.parametrize(

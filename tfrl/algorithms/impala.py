@@ -217,7 +217,7 @@ class ImpalaAgent(ActorCriticAgent):
     def _loss(self, weights: Weights, envs: tf.Tensor, batch: Batch) -> Losses:
         """The losses of all samples of the envs with indices int32 [b]."""
         config = self._config
-        batch = tf.nest.map_structure(lambda x: tf.gather(x, envs, axis=1), batch)
+        batch = self.gather(batch, envs, axis=1)
         rewards, discounts = returns.rewards_and_discounts(
             batch.rewards, batch.first, batch.truncated, batch.final_values, gamma=config.gamma
         )
