@@ -46,7 +46,7 @@ def learner(tmp_path, monkeypatch):
         pytest.param(
             "ppo", ["--env", "Pendulum-v1", "--epochs", "2", "--num-envs", "32"], marks=pytest.mark.long
         ),
-        ("impala", [*IMAGES, "--lag", "1"]),
+        pytest.param("impala", [*IMAGES, "--lag", "1"], marks=pytest.mark.long),
         pytest.param("impala", ["--env", "CartPole-v1", "--num-envs", "32"], marks=pytest.mark.long),
     ],
 )
