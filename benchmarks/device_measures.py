@@ -24,7 +24,6 @@ from benchmarks import floors
 from tfrl.workers.strategy import set_up_tensorflow
 
 _MEGABYTE = 2**20
-_GROUP, _ROLLOUT, _ACTING_CALLS = 32, 16384, 512  # procgen's default: envs that act together, samples, calls
 _PACKAGES = ("tensorflow", "keras", "numpy", "gymnasium")
 
 
@@ -158,13 +157,13 @@ def _relative(found: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.linalg.norm(found - wanted) / max(np.linalg.norm(wanted), 1e-12))
 
 
-def transfers() -> dict[str, float]:
-    """Seconds of the copies of one update of PPO with procgen's default sizes: the observations of a rollout,
-    and the observations and results of all calls that act.
+def transfers(num_envs: int, num_steps: int) -> dict[str, float]:
+    """Seconds of the copies of one update of PPO on procgen: the observations of a rollout, and the
+    observations and results of all calls that act.
     """
     import tensorflow as tf
 
-    rollout, acting = floors.frames(1024), floors.frames(_GROUP)
+    rollout, acting = floors.frames(1024), floors.frames(num_envs)
     place = "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
     with tf.device(place):
         touch = tf.function(lambda x: tf.reduce_max(x[0]))
@@ -172,8 +171,8 @@ def transfers() -> dict[str, float]:
         empty = floors.seconds_of(lambda: touch(tf.identity(tf.constant(acting[:1]))).numpy(), 1.0)
         both = floors.seconds_of(lambda: touch(tf.identity(tf.constant(acting))).numpy(), 1.0)
     return {
-        "rollout_up_seconds": (up - empty) * _ROLLOUT / len(rollout),
-        "acting_copies_seconds": (both - empty) * _ACTING_CALLS,
+        "rollout_up_seconds": (up - empty) * num_envs * num_steps / len(rollout),
+        "acting_copies_seconds": (both - empty) * num_steps,
         "empty_call_seconds": empty,
     }
 
@@ -182,7 +181,10 @@ def transfers() -> dict[str, float]:
 
 
 def profile(precision: str, logdir: str, num_envs: int, num_steps: int) -> dict[str, Any]:
-    """The operations of PPO's third update, with their shares of the device's busy time, largest first."""
+    """The operations of PPO's third update, with their shares of the device's busy time, largest first.
+
+    `seconds` is how long rollout and update took. A GPU that was busy for much less waited for launches.
+    """
     import tensorflow as tf
 
     import tfrl
@@ -190,12 +192,17 @@ def profile(precision: str, logdir: str, num_envs: int, num_steps: int) -> dict[
     folder = Path(tempfile.mkdtemp(prefix="profile-", dir=logdir))
 
     class Profile(tfrl.Callback):
+        began = seconds = 0.0
+
         def on_update(self, run: Any, metrics: dict[str, float]) -> None:
             if run.updates == 2:
                 tf.profiler.experimental.start(str(folder / "trace"))
+                self.began = time.perf_counter()
             elif run.updates == 3:
+                self.seconds = time.perf_counter() - self.began
                 tf.profiler.experimental.stop()
 
+    watch = Profile()
     tfrl.train(
         "ppo_procgen",
         env="coinrun",
@@ -205,19 +212,19 @@ def profile(precision: str, logdir: str, num_envs: int, num_steps: int) -> dict[
         num_steps=num_steps,
         total_steps=3 * num_envs * num_steps,
         eval_episodes=1,
-        callbacks=[Profile()],
+        callbacks=[watch],
         logdir=str(folder),
         run_name="run",
     )
     (trace,) = (folder / "trace").rglob("*.xplane.pb")
-    return busy_shares(trace.read_bytes())
+    return busy_shares(trace.read_bytes()) | {"seconds": watch.seconds}
 
 
 def busy_shares(trace: bytes) -> dict[str, Any]:
     """The kinds of operations of a profile (an XSpace) and their shares of busy time, largest first.
 
     On a GPU these are kernels, by the TensorFlow operation that launched them. On a CPU these are operations,
-    without the time of the operations within them.
+    without the time of the operations within them. Without NVIDIA's CUPTI a profile has only the CPU.
     """
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
@@ -238,7 +245,8 @@ def busy_shares(trace: bytes) -> dict[str, Any]:
         seconds = {name: own for name, own in seconds.items() if name}
     total = sum(seconds.values())
     largest = sorted(seconds.items(), key=lambda item: -item[1])
-    return {"busy_seconds": total, "parts": [[name, own / total] for name, own in largest]}
+    parts = [[name, own / total] for name, own in largest]
+    return {"device": "GPU" if on_gpu else "CPU", "busy_seconds": total, "parts": parts}
 
 
 def _kind(event: Any, names: Mapping[int, str], stats: Mapping[int, str], is_kernel: bool) -> str:

@@ -195,7 +195,8 @@ def _onednn(
 
 
 def _has_gpu() -> bool:
-    return bool(tf.config.list_physical_devices("GPU"))
+    """True if TensorFlow uses a GPU: --device cpu leaves those of the machine alone."""
+    return bool(tf.config.get_visible_devices("GPU"))
 
 
 def _has_onednn(dtype: tf.DType) -> bool:

@@ -32,6 +32,7 @@ def test_all_checks_run_on_the_cpu(tmp_path):
     flags = ["--device", "cpu", "--updates", "2", "--num-envs", "8", "--num-steps", "32", "--seconds", "0.1"]
     answer = _measure(*flags, "--out", str(file), seconds=1500)
     assert answer.returncode == 0, answer.stderr
+    assert "PPO bfloat16 (" in answer.stdout  # as soon as it was there
     found = json.loads(file.read_text())
     assert [name for name, result in found.items() if "failed" in result] == []
     assert found["device"]["gpus"] == 0
@@ -42,6 +43,7 @@ def test_all_checks_run_on_the_cpu(tmp_path):
     assert found["network bfloat16"]["keras"] > 0
     assert found["PPO bfloat16"]["env_steps_per_second"] > 0
     assert sum(share for _, share in found["profile"]["parts"]) == pytest.approx(1.0)
+    assert found["profile"]["seconds"] > 0
     assert "Conv2D" in " ".join(name for name, _ in found["profile"]["parts"][:10])
 
 
@@ -51,6 +53,19 @@ def test_a_check_that_fails_is_named_and_the_next_one_runs(tmp_path, capfd):
     assert checks.take("wrong", "difference", "nowhere.npz", "nowhere.npz") is None
     assert "nowhere.npz" in found["wrong"]["failed"]
     assert "wrong failed" in capfd.readouterr().err
+
+
+def test_results_are_written_at_once_and_no_check_begins_after_the_time(tmp_path, capfd):
+    file, found = tmp_path / "found.json", {}
+    checks = _Checks(Options(device="cpu", minutes=1e-6, out=str(file)), found, str(tmp_path))
+    assert checks.take("late", "device") is None
+    np.savez(tmp_path / "one.npz", a=np.ones(4))
+    run = {"weights": str(tmp_path / "one.npz")}
+    checks.compare("two runs", run, run)
+    checks.compare("a run that failed", run, None)
+    assert json.loads(file.read_text()) == found
+    assert found == {"late": {"failed": "no time was left"}, "differences": {"two runs": 0.0}}
+    assert "two runs: 0" in capfd.readouterr().out
 
 
 def test_the_difference_of_weights_is_relative(tmp_path):

@@ -67,6 +67,7 @@ class ActingNetwork:
         self.network = network
         self._config = config
         self._read = read
+        self._on_gpu = on_gpu
         self._forward = network.forward_pass(on_gpu=on_gpu, at_once=at_once)
         from tfrl.networks.numpy_policy import policy_in_numpy  # which imports Keras
 
@@ -120,8 +121,9 @@ class ActingNetwork:
         if policy is not None:
             outputs = self.array_pass(observations)
             return policy.act_greedily(outputs) if noise is None else policy.act(outputs, noise)
-        rows = (None if x is None else tf.convert_to_tensor(x) for x in (observations, noise, memory))
-        return tf.nest.map_structure(lambda x: x.numpy(), self._act(*rows))
+        fill = machine.filled if self._on_gpu else np.asarray
+        rows = (None if x is None else tf.convert_to_tensor(fill(x)) for x in (observations, noise, memory))
+        return tf.nest.map_structure(lambda x: x.numpy()[: len(observations)], self._act(*rows))
 
     def deviations(self, observations: np.ndarray, *memory: np.ndarray) -> np.ndarray:
         """The policy's standard deviation, before the tanh, a mean over an action's numbers, float64 [B].
@@ -191,8 +193,8 @@ class ActingActorCritic(ActingNetwork):
         self._runtime, self._sampling_pass = runtime, self._forward
         if runtime is not None:
             self._sampling_pass = network.forward_pass(on_gpu=on_gpu, at_once=runtime.parts_at_once)
-            if on_gpu:  # the launches of its hundred kernels take most of the time (docs/notebook/gpu.md)
-                self._sampling_pass = graph(self._sampling_pass, jit_compile=True)
+        # On a GPU, a hundred small kernels and the copies take most of the time (docs/notebook/gpu.md).
+        self._drawn = graph(self._packed, jit_compile=True) if on_gpu else self._sampled
 
     def sample(
         self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
@@ -209,10 +211,14 @@ class ActingActorCritic(ActingNetwork):
             parameters = self.array_pass(flat[0])
             results, names = [policy.act(parameters, flat[1]), parameters], ["parameters"]
         elif self._runtime is None:
-            results = [x.numpy() for x in self._sample(*map(tf.convert_to_tensor, flat))]
+            found = self._sample(*map(tf.convert_to_tensor, flat))
+            results = self._unpacked(found.numpy()) if self._on_gpu else [x.numpy() for x in found]
         else:
-            by_replica = self._sample(*map(self._runtime.per_replica, rows))
-            results = [np.concatenate(self._runtime.local_results(x)) for x in by_replica]
+            found, local = self._sample(*map(self._runtime.per_replica, rows)), self._runtime.local_results
+            if self._on_gpu:
+                results = self._unpacked(np.concatenate(local(found)))
+            else:
+                results = [np.concatenate(local(x)) for x in found]
         actions, *extras = (x.reshape(*size, *x.shape[1:]) for x in results)
         return actions, dict(zip(names, extras, strict=False))
 
@@ -222,15 +228,34 @@ class ActingActorCritic(ActingNetwork):
             return self._sample_on_device(*rows)
         return self._runtime.strategy.run(self._sample_on_device, args=rows)
 
-    def _sample_on_device(
-        self, observations: tf.Tensor, noise: tf.Tensor, *memory: tf.Tensor
+    def _sample_on_device(self, *rows: tf.Tensor) -> Any:
+        return self._drawn(self._read(), *rows)
+
+    def _sampled(
+        self, weights: Weights, observations: tf.Tensor, noise: tf.Tensor, *memory: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
         """Actions [B, *shape] and the arrays that `EXTRAS` names; some networks have only two of them."""
         noise, factors = self.network.split_noise(noise)
-        outputs = self._sampling_pass(self._read(), observations, *memory, *factors)
+        outputs = self._sampling_pass(weights, observations, *memory, *factors)
         policy = self.network.distribution(outputs[0])
         actions = policy.sample(noise)
         return actions, policy.log_prob(actions), *outputs[1:]
+
+    def _packed(self, weights: Weights, *rows: tf.Tensor) -> tf.Tensor:
+        """The results of `_sampled` side by side, float32 [B, N]: one copy takes them to the host.
+
+        float32 holds the number of an action exactly, because a network has far fewer outputs than 2^24.
+        """
+        columns = [tf.cast(x, tf.float32) for x in self._sampled(weights, *rows)]
+        return tf.concat([tf.reshape(x, (tf.shape(x)[0], -1)) for x in columns], axis=1)
+
+    def _unpacked(self, packed: np.ndarray) -> list[np.ndarray]:
+        """The results of `_sampled` from those of `_packed`."""
+        spec = self.network.distribution.action_spec
+        width, end = math.prod(spec.shape), packed.shape[1] - self.network.state_size
+        actions = packed[:, :width].reshape(-1, *spec.shape).astype(spec.dtype)
+        states = [packed[:, end:]] if self.network.state_size else []
+        return [actions, *packed[:, width:end].T, *states]
 
     def complete(self, rollout: Rollout) -> None:
         """Adds log-probabilities and values to a rollout that NumPy collected with the present weights."""

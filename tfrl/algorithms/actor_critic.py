@@ -17,7 +17,8 @@ from tfrl.config.run import ENVS, Network, ScheduledLearning
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.networks.weights import torso_vectors
-from tfrl.ops.graph import compiled, tf
+from tfrl.ops.graph import compiled, graph, tf
+from tfrl.workers import machine
 from tfrl.workers.data_parallel import DataParallel, GradientStep
 from tfrl.workers.strategy import Runtime
 
@@ -109,6 +110,7 @@ class ActorCriticAgent(Agent):
 
     Attributes:
       advantages: with level replay, those of the last rollout, float32 [R, T, B], not normalised.
+      gather: takes the entries with some indices along an axis (0) of each array of a nest.
     """
 
     _config: RolloutSettings
@@ -118,6 +120,9 @@ class ActorCriticAgent(Agent):
 
     def __init__(self, config: RolloutSettings, runtime: Runtime) -> None:
         super().__init__(config, runtime)
+        # TensorFlow gathers uint8 only on CPUs. Without XLA, each gradient step would copy a whole rollout of
+        # images from the GPU to the host.
+        self.gather = graph(_gather, jit_compile=True) if runtime.uses_gpu else _gather
         self.learning = DataParallel(
             runtime, self.network.initial(), self.make_steps(), compiled=self.uses_xla
         )
@@ -181,7 +186,9 @@ class ActorCriticAgent(Agent):
         leading = observations.shape[: observations.ndim - len(shape)]
         rows = [observations.reshape(-1, *shape)]
         rows += [] if memory is None else [memory.reshape(-1, memory.shape[-1])]
-        return self._value(*map(tf.convert_to_tensor, rows)).numpy().reshape(leading)
+        fill = machine.filled if self._runtime.uses_gpu else np.asarray
+        values = self._value(*(tf.convert_to_tensor(fill(x)) for x in rows)).numpy()
+        return values[: len(rows[0])].reshape(leading)
 
     @compiled(reduce_retracing=True)
     def _value(self, *rows: tf.Tensor) -> tf.Tensor:
@@ -211,6 +218,10 @@ class ActorCriticAgent(Agent):
         vector = self.network.functions["observations"].join({"mean": mean, "scale": scale})
         self.learning.assign("observations", vector)
         self.acting.forget_weights()
+
+
+def _gather(arrays: Any, indices: tf.Tensor, axis: int = 0) -> Any:
+    return tf.nest.map_structure(lambda x: tf.gather(x, indices, axis=axis), arrays)
 
 
 def flat(x: tf.Tensor) -> tf.Tensor:

@@ -256,7 +256,7 @@ class DAACAgent(PPOAgent):
 
     def _other_features(self, weights: Weights, samples: Samples, shared: Shared) -> tf.Tensor:
         """The policy's features of the observations that the samples are paired with, float32 [b, D]."""
-        observations = tf.gather(shared.rollout.observations, samples.extra[0])
+        observations = self.gather(shared.rollout.observations, samples.extra[0])
         return self.network.actor_features(weights, observations, None)[0]
 
     def _log_order(self, weights: Weights, features: tf.Tensor, others: tf.Tensor) -> tf.Tensor:

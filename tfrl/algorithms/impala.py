@@ -21,9 +21,10 @@ from tfrl.config.run import ENVS, Network, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, returns
-from tfrl.ops.graph import compiled, tf
+from tfrl.ops.graph import compiled, graph, tf
 from tfrl.ops.optimizers import learning_rate
 from tfrl.workers.data_parallel import GradientStep, Losses, Weights
+from tfrl.workers.strategy import Runtime
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,16 @@ class ImpalaAgent(ActorCriticAgent):
         f"train/{name}" for name in (*_METRICS, "explained_variance", "grad_norm", "learning_rate")
     )
 
+    def __init__(self, config: Config, runtime: Runtime) -> None:
+        super().__init__(config, runtime)
+        # On a GPU each step of the scan would launch kernels.
+        self._vtrace = graph(returns.vtrace, jit_compile=True) if runtime.uses_gpu else returns.vtrace
+
+    @property
+    def uses_xla(self) -> bool:
+        """True for small networks on GPUs."""
+        return self._config.small_network and self._runtime.uses_gpu
+
     def make_steps(self) -> dict[str, GradientStep]:
         """One gradient step, from the whole rollouts of some envs."""
         config, runtime = self._config, self._runtime
@@ -178,7 +189,7 @@ class ImpalaAgent(ActorCriticAgent):
         sums = dict.fromkeys((*_METRICS, *_MOMENTS, "grad_norm"), 0.0)
         for index in range(config.num_minibatches):
             of_step = self._learn(batch, tf.constant(index), tf.constant(scale))
-            found = {name: float(of_step[name]) for name in sums}
+            found = dict(zip(sums, of_step.numpy().tolist(), strict=True))
             named = (("value_loss" if name in _MOMENTS else name, x) for name, x in found.items())
             check_finite(named, f" (gradient step {index + 1} of the update)")
             sums = {name: total + found[name] for name, total in sums.items()}
@@ -189,23 +200,24 @@ class ImpalaAgent(ActorCriticAgent):
         return {f"train/{name}": value for name, value in metrics.items()}
 
     @compiled()
-    def _learn(self, batch: Batch, index: tf.Tensor, scale: tf.Tensor) -> dict[str, tf.Tensor]:
-        """One gradient step from the minibatch `index`; its metrics by name."""
+    def _learn(self, batch: Batch, index: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+        """One gradient step from the minibatch `index`; its metrics in order, float32 [N]."""
         metrics = self._runtime.strategy.run(self._learn_on_replica, args=(batch, index, scale))
-        return {name: self._runtime.first(value) for name, value in metrics.items()}
+        return self._runtime.first(metrics)
 
-    def _learn_on_replica(self, batch: Batch, index: tf.Tensor, scale: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _learn_on_replica(self, batch: Batch, index: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
         """The gradient step of this replica's envs; `scale` multiplies the learning rate."""
         config = self._config
         # Every n-th env, so that a minibatch has the same global envs on any number of replicas.
         rows = config.num_envs // self._runtime.replicas // config.num_minibatches
         envs = index + config.num_minibatches * tf.range(rows)
-        return self.learning.steps["update"].step(envs, batch, scale).metrics
+        metrics = self.learning.steps["update"].step(envs, batch, scale).metrics
+        return tf.stack([metrics[name] for name in (*_METRICS, *_MOMENTS, "grad_norm")])
 
     def _loss(self, weights: Weights, envs: tf.Tensor, batch: Batch) -> Losses:
         """The losses of all samples of the envs with indices int32 [b]."""
         config = self._config
-        batch = tf.nest.map_structure(lambda x: tf.gather(x, envs, axis=1), batch)
+        batch = self.gather(batch, envs, axis=1)
         rewards, discounts = returns.rewards_and_discounts(
             batch.rewards, batch.first, batch.truncated, batch.final_values, gamma=config.gamma
         )
@@ -219,7 +231,7 @@ class ImpalaAgent(ActorCriticAgent):
         policy = self.network.distribution(parameters[: shape[0] * shape[1]])
         log_probs = policy.log_prob(flat(batch.actions))
         log_ratios = tf.reshape(log_probs, shape) - batch.log_probs
-        advantages, targets = returns.vtrace(
+        advantages, targets = self._vtrace(
             *(log_ratios, rewards, discounts, values[:-1], values[-1]),
             rho_bar=config.rho_bar,
             c_bar=config.c_bar,

@@ -357,8 +357,8 @@ class PPOAgent(ActorCriticAgent):
 
     @property
     def uses_xla(self) -> bool:
-        """True for small networks on CPUs."""
-        return self._config.small_network and not self._runtime.uses_gpu
+        """True for small networks."""
+        return self._config.small_network
 
     def make_steps(self) -> dict[str, GradientStep]:
         """One gradient step, from a minibatch."""
@@ -527,7 +527,7 @@ class PPOAgent(ActorCriticAgent):
     def _minibatch(self, starts: tf.Tensor, shared: Shared) -> Samples:
         """The samples of the sequences that begin at rows int32 [q], with normalised advantages."""
         rows = starts if self._config.sequence_steps == 1 else self._rows(starts[None])[0]
-        samples = tf.nest.map_structure(lambda x: tf.gather(x, rows), shared.rollout)
+        samples = self.gather(shared.rollout, rows)
         mean, deviation = shared.moments[0], shared.moments[1]
         advantages = (samples.advantages - mean) / (deviation + 1e-8)
         memory = None

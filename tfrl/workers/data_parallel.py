@@ -145,7 +145,7 @@ class DataParallel:
       targets: the names of the vectors that have a target network.
       tau: the step of the target networks towards the weights: target <- (1 - tau) target + tau weights.
       compiled: XLA compiles the parts and the optimizer. This is faster for small layers and on GPUs, and
-        five times slower for convolutions on a CPU.
+        five times slower for convolutions on a CPU. On GPUs it always compiles the optimizer.
 
     Attributes:
       runtime: the same.
@@ -228,7 +228,7 @@ class CompiledStep:
     Args:
       description: what the step is.
       learning: has the weights and the optimizer's state.
-      compiled: XLA compiles the parts and the optimizer.
+      compiled: XLA compiles the parts and the optimizer; the optimizer also without it on GPUs.
 
     Attributes:
       description: the same.
@@ -248,7 +248,8 @@ class CompiledStep:
             # Not inlined on CPUs: within a loop over gradient steps, TensorFlow would choose between two
             # gradients of max pooling by the addresses of nodes (tfrl/ops/graph.py).
             self._summed = not_inlined(self._summed_gradients)
-        self._update = graph(self._updated, jit_compile=compiled)
+        # A GPU would launch a kernel for each of the optimizer's thirty operations.
+        self._update = graph(self._updated, jit_compile=compiled or self._runtime.uses_gpu)
 
     def step(self, rows: Any, shared: Any, scale: tf.Tensor) -> Outcome:
         """Gradients of this replica's rows, one all-reduce, clipping, one step of the optimizer.

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tfrl.cli.errors import UserError
 from tfrl.cli.streams import tell
 from tfrl.ops.graph import tf
@@ -86,6 +88,7 @@ def _numbers(file: Path) -> list[int]:
 # beyond 32 little is gained. TensorFlow rounds the convolution of a single image differently from that of the
 # same image in a batch.
 _MOST_ROWS, _LEAST_ROWS = 32, 2
+_MOST_FILLED = 256  # on a GPU
 
 
 def threads() -> int:
@@ -155,6 +158,16 @@ def one_thread_each(wanted: bool = True) -> None:
 
 
 _warn = functools.cache(tell)  # once in a process
+
+
+def filled(rows: np.ndarray) -> np.ndarray:
+    """Rows [B, ...] and copies of the last row, so that their number is 2, 4, 8 ... or at least 256.
+
+    For GPUs: before cuDNN computes with a new number of rows, it tries out its algorithms for each layer.
+    """
+    count = len(rows)
+    missing = 2 ** max(1, (count - 1).bit_length()) - count if count < _MOST_FILLED else 0
+    return np.concatenate([rows, rows[-1:].repeat(missing, axis=0)]) if missing else rows
 
 
 def map_rows(
