@@ -28,10 +28,10 @@ class RewardNormalizer:
 
     Args:
       num_envs: N.
-      gamma: the discount of the return. That of Baselines is 0.99 for any discount of the agent.
+      gamma: the discount of the return, --reward-norm-gamma.
     """
 
-    def __init__(self, num_envs: int, gamma: float = 0.99) -> None:
+    def __init__(self, num_envs: int, gamma: float) -> None:
         self._gamma = gamma
         self._returns = np.zeros(num_envs)
         self._count, self._mean, self._variance = 1e-4, 0.0, 1.0  # as in Baselines' RunningMeanStd
