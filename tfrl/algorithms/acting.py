@@ -59,6 +59,7 @@ class ActingNetwork:
 
     Attributes:
       numpy_policy: the policy in NumPy; None if NumPy cannot compute it. It depends only on the settings.
+      training_policy: `numpy_policy` if it also acts in the training envs, otherwise None.
     """
 
     def __init__(
@@ -71,12 +72,8 @@ class ActingNetwork:
         from tfrl.networks.numpy_policy import policy_in_numpy  # which imports Keras
 
         self.numpy_policy: NumpyPolicy | None = policy_in_numpy(network)
+        self.training_policy = self.numpy_policy if config.num_envs <= _MOST_ENVS else None
         self._array_pass: Callable[[np.ndarray], np.ndarray] | None = None
-
-    @property
-    def numpy_acts(self) -> bool:
-        """True if NumPy also acts in the training envs."""
-        return self.numpy_policy is not None and self._config.num_envs <= _MOST_ENVS
 
     def forget_weights(self) -> None:
         """Drops the cached NumPy weights, because the weights change."""
@@ -176,6 +173,7 @@ class ActingActorCritic(ActingNetwork):
 
     network: ActorCritic
     numpy_policy: NumpyActorCritic | None
+    training_policy: NumpyActorCritic | None
 
     def __init__(
         self,
@@ -204,10 +202,9 @@ class ActingActorCritic(ActingNetwork):
         size, rows = observations.shape[:2], (observations, noise, *([] if memory is None else [memory]))
         flat = [x.reshape(-1, *x.shape[2:]) for x in rows]
         names: Sequence[str] = EXTRAS
-        policy = self.numpy_policy if self.numpy_acts else None
-        if policy is not None:
+        if self.training_policy is not None:
             parameters = self.array_pass(flat[0])
-            results, names = [policy.act(parameters, flat[1]), parameters], ["parameters"]
+            results, names = [self.training_policy.act(parameters, flat[1]), parameters], ["parameters"]
         elif self._runtime is None:
             results = [x.numpy() for x in self._sample(*map(tf.convert_to_tensor, flat))]
         else:
@@ -234,7 +231,7 @@ class ActingActorCritic(ActingNetwork):
 
     def complete(self, rollout: Rollout) -> None:
         """Adds log-probabilities and values to a rollout that NumPy collected with the present weights."""
-        policy = self.numpy_policy if self.numpy_acts else None
+        policy = self.training_policy
         if policy is None:
             return
         parameters, observations = rollout.extras["parameters"], rollout.observations[:, :-1]
@@ -288,9 +285,8 @@ class ExploringNetwork(ActingNetwork):
         width = self.network.noise_size
         noise = rows[:, :width]
         exploration = rows[0, width : width + len(self._config.exploration(0))]
-        policy = self.numpy_policy if self.numpy_acts else None
-        if policy is not None:
-            return policy.act(self.array_pass(observations), noise, *exploration)
+        if self.training_policy is not None:
+            return self.training_policy.act(self.array_pass(observations), noise, *exploration)
         observations, noise, *further = map(tf.convert_to_tensor, (observations, noise, *exploration))
         return self._act(observations, noise, None, *further).numpy()
 
@@ -334,8 +330,11 @@ class Behavior:
         return {name: variable.read_value() for name, variable in self._variables.items()}
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Acts with these weights, float32 by name, from now on."""
-        vectors = self.acting.network.join(weights)
+        """Acts with these weights, float32 by name, from now on. Raises UserError for another network's."""
+        try:
+            vectors = self.acting.network.join(weights)
+        except ValueError as error:
+            raise UserError(f"{error}, so they do not fit the settings of this run.") from None
         for name, variable in self._variables.items():
             variable.assign(vectors[name])
         self.acting.forget_weights()
@@ -412,13 +411,6 @@ class SavedPolicy(Behavior):
     def memory(self, envs: int) -> Memory | None:
         """Makes the memory of this number of envs; None if the network is not recurrent."""
         return memory.of_settings(self._config, envs)
-
-    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Acts with these weights from now on. Raises UserError if they belong to another network."""
-        try:
-            super().set_weights(weights)
-        except ValueError as error:
-            raise UserError(f"{error}, so they do not fit the settings of this run.") from None
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
         """Actions [B, *shape] for observations [B, *shape] and noise float32 [B, K].
