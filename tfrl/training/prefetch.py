@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfrl import remote
 from tfrl.algorithms.acting import Actor
 from tfrl.cli.errors import UserError
 from tfrl.config.distributed import DistributedSettings
@@ -25,6 +24,7 @@ from tfrl.config.run import RLSettings
 from tfrl.experience.collector import Collected, Collector, EnvStates, Versioned
 from tfrl.experience.replay import BufferSettings
 from tfrl.experience.rollout import Rollout
+from tfrl.remote import reach_other_machines
 from tfrl.run.session import Session
 from tfrl.training.callbacks import WAITS
 from tfrl.training.learner import env_spec
@@ -212,7 +212,7 @@ def make_envs(
     """
     if config.actors:
         if config.ray_address is not None:
-            remote.reach_other_machines()
+            reach_other_machines()
         from tfrl.remote.actors import RayCollector  # which imports Ray, and may not be there
 
         on_ray = RayCollector(config, env_spec(config), session, replicas=replicas)
