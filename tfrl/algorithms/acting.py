@@ -69,9 +69,11 @@ class ActingNetwork:
         self._config = config
         self._read = read
         self._forward = network.forward_pass(on_gpu=on_gpu, at_once=at_once)
-        from tfrl.networks.numpy_policy import policy_in_numpy  # which imports Keras
+        self.numpy_policy: NumpyPolicy | None = None
+        if not network.entrance.spec.image_shapes:
+            from tfrl.networks.numpy_policy import policy_in_numpy  # which imports Keras
 
-        self.numpy_policy: NumpyPolicy | None = policy_in_numpy(network)
+            self.numpy_policy = policy_in_numpy(network)
         self.training_policy = self.numpy_policy if config.num_envs <= _MOST_ENVS else None
         self._array_pass: Callable[[np.ndarray], np.ndarray] | None = None
 
