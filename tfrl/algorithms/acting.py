@@ -125,7 +125,8 @@ class ActingNetwork:
     def deviations(self, observations: np.ndarray, *memory: np.ndarray) -> np.ndarray:
         """The policy's standard deviation, before the tanh, a mean over an action's numbers, float64 [B].
 
-        Only for a network that `has_deviation`; the arguments are those of `act`.
+        The observations are [B, *shape]; a recurrent network also takes its memory [B, M]. Only for a network
+        that `has_deviation`.
         """
         if self.numpy_policy is not None:
             parameters = self.array_pass(observations)

@@ -231,7 +231,7 @@ class EpisodeStatistics:
         return FinishedEpisodes(rounds + 1, envs, returns[first], lengths[first])
 
     def add_one_each(self, returns: np.ndarray, lengths: np.ndarray, ended: np.ndarray) -> FinishedEpisodes:
-        """Adds one episode of every env, or a part of it where it has not `ended`, bool [N].
+        """Adds one episode of every env, or the part so far of an episode that has not `ended`, bool [N].
 
         Args:
           returns: float64 [N], sums of raw rewards.
