@@ -178,17 +178,6 @@ class Conclusion:
     commands: Sequence[str]
 
 
-def train(
-    config: ConfigT,
-    cluster: TFConfig | None,
-    make_learner: Callable[[Session], Learner],
-    callbacks: Sequence[Callback] = (),
-) -> int:
-    """Starts or resumes the run of `config`; returns the exit code of the process. Raises like `open_run`."""
-    with open_run(config, cluster, make_learner, callbacks) as run:
-        return run.run()
-
-
 @contextlib.contextmanager
 def open_run(
     config: ConfigT,
