@@ -81,22 +81,17 @@ class ActingNetwork:
         """Drops the cached NumPy weights, because the weights change."""
         self._array_pass = None
 
-    def keep_weights(self) -> Callable[[np.ndarray], np.ndarray]:
-        """Acts in NumPy with the present weights until the next call of `use_weights` or `forget_weights`,
-        also while they change.
+    def keep_weights(
+        self, newest: Mapping[str, np.ndarray] | None = None
+    ) -> Callable[[np.ndarray], np.ndarray]:
+        """Acts in NumPy with the cached weights, also while they change, until `forget_weights`.
 
-        Returns the function that `array_pass` calls.
-        """
-        if self._array_pass is None:
-            return self.use_weights(self.vectors())
-        return self._array_pass
-
-    def use_weights(self, vectors: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-        """Acts in NumPy with these weight vectors, which must be the present ones; returns like
-        `keep_weights`.
+        Without cached weights it caches the present ones. `newest` are the present weight vectors, and
+        replace the cached ones. Returns the function that `array_pass` calls.
         """
         assert self.numpy_policy is not None
-        self._array_pass = self.numpy_policy.outputs(vectors)
+        if newest is not None or self._array_pass is None:
+            self._array_pass = self.numpy_policy.outputs(newest or self.vectors())
         return self._array_pass
 
     def vectors(self) -> dict[str, np.ndarray]:

@@ -459,7 +459,7 @@ class ReplayAgent(Agent):
     def act_with(self, vectors: Weights) -> None:
         """Acts with the weights after gradient steps; `vectors` are those of `_vectors_to_act`."""
         if self.acting.training_policy is not None:
-            self.acting.use_weights({name: vector.numpy() for name, vector in vectors.items()})
+            self.acting.keep_weights({name: vector.numpy() for name, vector in vectors.items()})
         else:
             self.acting.forget_weights()
 
