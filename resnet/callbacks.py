@@ -17,6 +17,7 @@ from tfrl.run.callbacks import Callback, RunOfCallback
 if TYPE_CHECKING:
     import keras
 
+    from resnet.config import Config
     from resnet.learner import ImageLearner
 
 _NOT_STATE = ("_model", "params", "validation_data")  # of a Keras callback
@@ -54,13 +55,12 @@ class KerasCallback(Callback):
         self._logs: dict[str, float] = {}
         self._restored: Mapping[str, Any] = {}
 
-    def on_start(self, run: RunOfCallback) -> None:
+    def on_start(self, run: RunOfCallback[Config]) -> None:
         """Begins the training, and the first epoch of a new run."""
         learner = _learner(run)
         if run.is_chief:
             self._model = learner.classifier.plain_model(run.weights())
-            config: Any = run.config
-            self._model.compile(config.optimizer, "sparse_categorical_crossentropy", ["accuracy"])
+            self._model.compile(run.config.optimizer, "sparse_categorical_crossentropy", ["accuracy"])
             self._callback.set_params(
                 {"epochs": learner.epochs, "steps": learner.steps_per_epoch, "verbose": 0}
             )
@@ -71,7 +71,7 @@ class KerasCallback(Callback):
         if begins:
             self._call(run, "on_epoch_begin", 0, {})
 
-    def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
+    def on_update(self, run: RunOfCallback[Config], metrics: dict[str, float]) -> None:
         """Ends a batch, and an epoch if there was a test."""
         learner, steps = _learner(run), run.updates - self._steps
         logs = {name: metrics[f"train/{name}"] for name in _SCORES}
@@ -95,11 +95,11 @@ class KerasCallback(Callback):
         if not learner.is_over:
             self._call(run, "on_epoch_begin", epoch + 1, {})
 
-    def on_end(self, run: RunOfCallback, results: Mapping[str, Any]) -> None:
+    def on_end(self, run: RunOfCallback[Config], results: Mapping[str, Any]) -> None:
         """Ends the training."""
         self._call(run, "on_train_end", dict(self._logs))
 
-    def _call(self, run: RunOfCallback, method: str, *arguments: Any, weights: bool = True) -> None:
+    def _call(self, run: RunOfCallback[Config], method: str, *arguments: Any, weights: bool = True) -> None:
         """Calls a method on the chief, and does on all workers what the callback asks for. A collective."""
         from resnet.learner import assign
 
@@ -135,7 +135,7 @@ class KerasCallback(Callback):
         self._restored = {**state["own"], **functions, **arrays}
 
 
-def _learner(run: RunOfCallback) -> ImageLearner:
+def _learner(run: RunOfCallback[Config]) -> ImageLearner:
     """The learner of a supervised run."""
     learner: Any = run.learner
     return learner

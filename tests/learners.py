@@ -68,7 +68,13 @@ def updated(learner, updates):
 def train(config, kind=OnPolicyLearner, callbacks=()):
     """Trains as the algorithm's command does, in this process; the exit code."""
     agent = _agent_class(config.algorithm)
-    return loop.train(config, None, lambda session: kind(config, session, agent), callbacks)
+    return run_to_end(config, lambda session: kind(config, session, agent), callbacks)
+
+
+def run_to_end(config, make_learner, callbacks=()):
+    """Trains with the learner of `make_learner`, in this process; the exit code."""
+    with loop.open_run(config, None, make_learner, callbacks) as opened:
+        return opened.run()
 
 
 def _agent_class(algorithm):

@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from tfrl import remote
 from tfrl.algorithms import registry as settings
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import TrainingError, UserError
@@ -30,6 +29,7 @@ from tfrl.cli.streams import Unbreakable, tell
 from tfrl.config.distributed import check_address, how_to_install_ray
 from tfrl.experience.episodes import evaluation_columns
 from tfrl.library import command_of
+from tfrl.remote import reach_other_machines
 from tfrl.remote.trials import SUPERVISED, Outcome, Sweep, outcome, plan, trial_name
 from tfrl.run import files
 from tfrl.run.folder import locked, read_json
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
         check_owner(logdir)
     check_address(options.ray_address)
     if options.ray_address is not None:
-        remote.reach_other_machines()
+        reach_other_machines()
     try:
         from tfrl.remote import sweep as on_ray
     except ImportError as error:

@@ -442,9 +442,10 @@ def test_numpy_acts_as_tensorflow_does(algorithm, env):
     ways = [lambda: acting.explore(observations, rows), lambda: acting.act(observations, noise)]
     ways.append(lambda: acting.act(observations))
     fast = [way() for way in ways]
-    policy, acting.numpy_policy = acting.numpy_policy, None
+    policy = acting.numpy_policy
+    acting.numpy_policy = acting.training_policy = None
     slow = [way() for way in ways]
-    acting.numpy_policy = policy
+    acting.numpy_policy = acting.training_policy = policy
     for mine, theirs in zip(fast, slow, strict=True):
         assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
         np.testing.assert_allclose(mine, theirs, atol=1e-5)

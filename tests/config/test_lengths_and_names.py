@@ -56,7 +56,7 @@ def test_the_discount_of_normalised_rewards_is_a_setting():
     assert config.reward_norm_gamma == 0.99  # as in Baselines, whatever --gamma is
     own = reader("ppo").parse(["--env", "coinrun", "--reward-norm-gamma", "0.5"])
     assert (RewardNormalizer(2, own.reward_norm_gamma)(rewards, first)[1:] > 1).all()
-    assert RewardNormalizer(2)(rewards, first)[-1, 0] < 1
+    assert RewardNormalizer(2, config.reward_norm_gamma)(rewards, first)[-1, 0] < 1
     without = ["--env", "coinrun", "--no-normalize-rewards", "--reward-norm-gamma", "0.5"]
     assert "has no effect without --normalize-rewards" in refusal(reader("ppo").parse, without)
 

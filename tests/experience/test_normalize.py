@@ -46,7 +46,7 @@ def random_rewards(steps, envs, seed=0):
 
 
 def test_rewards_are_divided_as_vecnormalize_does():
-    normalizer, oracle = RewardNormalizer(6), VecNormalize(6)
+    normalizer, oracle = RewardNormalizer(6, 0.99), VecNormalize(6)
     for rollout in range(3):
         rewards, first = random_rewards(50, 6, rollout)
         expected = np.stack([oracle.step(r, f) for r, f in zip(rewards, first, strict=True)])
@@ -79,7 +79,7 @@ class StepByStep:
 @pytest.mark.parametrize("share_that_ends", [0.0, 0.1, 1.0])
 def test_rewards_equal_a_step_by_step_normaliser_bit_for_bit(envs, share_that_ends):
     rng = np.random.default_rng(envs)
-    normalizer, episodes, oracle = RewardNormalizer(envs), EpisodeStatistics(envs), StepByStep(envs)
+    normalizer, episodes, oracle = RewardNormalizer(envs, 0.99), EpisodeStatistics(envs), StepByStep(envs)
     for steps in (1, 40, 7):
         rewards = rng.normal(0.3, 10.0 ** rng.integers(-4, 5), (steps, envs)).astype(np.float32)
         first = rng.random((steps, envs)) < share_that_ends
@@ -98,7 +98,7 @@ def test_rewards_equal_a_step_by_step_normaliser_bit_for_bit(envs, share_that_en
         assert state["lengths"].dtype == np.int64 and state["episodes"] == len(oracle.ended)
 
 
-@pytest.mark.parametrize("of_rollout", [RewardNormalizer(1).__call__, EpisodeStatistics(1).add])
+@pytest.mark.parametrize("of_rollout", [RewardNormalizer(1, 0.99).__call__, EpisodeStatistics(1).add])
 def test_a_long_rollout_of_one_env_costs_milliseconds(of_rollout):
     rewards, first = random_rewards(2048, 1)
     seconds = []
@@ -111,7 +111,7 @@ def test_a_long_rollout_of_one_env_costs_milliseconds(of_rollout):
 
 def test_the_moments_are_those_of_all_returns_so_far():
     rewards, first = random_rewards(400, 4)
-    normalizer = RewardNormalizer(4)
+    normalizer = RewardNormalizer(4, 0.99)
     normalizer(rewards, first)
     running, returns = np.zeros(4), []
     for reward, ended in zip(rewards, first, strict=True):
@@ -125,7 +125,7 @@ def test_the_moments_are_those_of_all_returns_so_far():
 
 
 def test_no_mean_is_subtracted_so_a_zero_reward_stays_zero():
-    normalized = RewardNormalizer(2)(np.float32([[0, 5], [0, 5], [0, 5]]), np.zeros((3, 2), bool))
+    normalized = RewardNormalizer(2, 0.99)(np.float32([[0, 5], [0, 5], [0, 5]]), np.zeros((3, 2), bool))
     assert (normalized[:, 0] == 0).all() and (normalized[:, 1] > 0).all()
 
 
@@ -133,17 +133,17 @@ def test_rewards_are_clipped_at_10():
     rewards = np.zeros((200, 4), np.float32)
     rewards[150], rewards[151] = 1e6, -1e6
     rewards[::7] += 0.01
-    normalized = RewardNormalizer(4)(rewards, np.ones_like(rewards, bool))
+    normalized = RewardNormalizer(4, 0.99)(rewards, np.ones_like(rewards, bool))
     assert normalized.max() <= 10 and normalized.min() >= -10
-    one = RewardNormalizer(1)
+    one = RewardNormalizer(1, 0.99)
     one(np.full((5000, 1), 0.01, np.float32), np.ones((5000, 1), bool))
     assert one(np.float32([[100.0]]), np.array([[True]]))[0, 0] == 10.0
 
 
 def test_two_parts_with_a_checkpoint_between_equal_the_whole_rollout():
     rewards, first = random_rewards(60, 3)
-    whole = RewardNormalizer(3)(rewards, first)
-    before, after = RewardNormalizer(3), RewardNormalizer(3)
+    whole = RewardNormalizer(3, 0.99)(rewards, first)
+    before, after = RewardNormalizer(3, 0.99), RewardNormalizer(3, 0.99)
     parts = [before(rewards[:25], first[:25])]
     after.set_state({k: v.copy() for k, v in before.get_state().items()})
     parts.append(after(rewards[25:], first[25:]))
@@ -153,7 +153,7 @@ def test_two_parts_with_a_checkpoint_between_equal_the_whole_rollout():
 def test_the_rewards_given_are_left_as_they_are():
     rewards, first = random_rewards(10, 3)
     kept = rewards.copy()
-    RewardNormalizer(3)(rewards, first)
+    RewardNormalizer(3, 0.99)(rewards, first)
     np.testing.assert_array_equal(rewards, kept)
 
 

@@ -20,7 +20,7 @@ from scripted import Acting
 
 import tfrl
 from tfrl.algorithms.registry import reader
-from tfrl.algorithms.runs import find_policy
+from tfrl.algorithms.runs import find_policy, of_run
 from tfrl.cli.endings import Stopped
 from tfrl.envs import registry
 from tfrl.experience.episodes import evaluation_results, level_spec, play
@@ -142,7 +142,7 @@ def test_the_learning_curve_is_named_and_shown_where_there_is_a_display(
     said = []
     chief = types.SimpleNamespace(is_chief=True)
     session = types.SimpleNamespace(runtime=chief, console=types.SimpleNamespace(message=said.append))
-    run = types.SimpleNamespace(folder=logdir / "plain")
+    run = types.SimpleNamespace(folder=logdir / "plain", config=of_run(logdir / "plain"))
     callbacks.LearningCurve(types.SimpleNamespace(show=True), session).on_end(run, {})
     picture = logdir / "plain" / "plots" / "learning_curve.png"
     assert said[0] == f"learning curve: {picture}"

@@ -126,7 +126,7 @@ def test_the_policy_gets_transformed_rewards_and_the_statistics_raw_ones(
 ):
     """The order is: scale, shift, normalisation."""
     agent = learner(small(replicas=2, normalize_rewards=normalize, reward_scale=scale, reward_shift=shift))
-    normalizer, ends = RewardNormalizer(8), []
+    normalizer, ends = RewardNormalizer(8, 0.99), []
     for _ in range(2):
         rollout = agent.collect()
         rewards, first = in_env_order(rollout.rewards), in_env_order(rollout.first)

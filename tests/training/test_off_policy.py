@@ -13,14 +13,13 @@ import time
 
 import numpy as np
 import pytest
-from learners import make, updated
+from learners import make, run_to_end, updated
 from refusals import refusal
 from worker_pair import ended, run_workers, started
 
 from tfrl.algorithms import registry as settings
 from tfrl.cli.endings import Stopped
 from tfrl.envs import gymnasium
-from tfrl.run import loop
 from tfrl.run import session as session_module
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.training import off_policy
@@ -68,7 +67,7 @@ def train(algorithm, logdir, *flags, **changes):
     agent = __import__(f"tfrl.algorithms.{algorithm}", fromlist=["x"])
     make_agent = getattr(agent, f"{algorithm.upper()}Agent")
     make = lambda session: off_policy.OffPolicyLearner(config, session, make_agent)  # noqa: E731
-    assert loop.train(config, None, make) == 0
+    assert run_to_end(config, make) == 0
     return config
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from learners import run_to_end
 from processes import Answer, assert_refused
 from refusals import refusal
 
@@ -19,7 +20,6 @@ from tfrl.algorithms.runs import check_start, find_policy
 from tfrl.cli.endings import StopRequest
 from tfrl.cli.errors import UserError
 from tfrl.networks.weights import read_start
-from tfrl.run import loop
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.console import Console
 from tfrl.run.session import Session
@@ -55,7 +55,7 @@ def maker(config):
 
 
 def train(config):
-    assert loop.train(config, None, maker(config)) == 0
+    assert run_to_end(config, maker(config)) == 0
     return json.loads((config.run_dir / "results.json").read_text())
 
 

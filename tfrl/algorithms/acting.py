@@ -59,6 +59,7 @@ class ActingNetwork:
 
     Attributes:
       numpy_policy: the policy in NumPy; None if NumPy cannot compute it. It depends only on the settings.
+      training_policy: `numpy_policy` if it also acts in the training envs, otherwise None.
     """
 
     def __init__(
@@ -69,36 +70,29 @@ class ActingNetwork:
         self._read = read
         self._on_gpu = on_gpu
         self._forward = network.forward_pass(on_gpu=on_gpu, at_once=at_once)
-        from tfrl.networks.numpy_policy import policy_in_numpy  # which imports Keras
+        self.numpy_policy: NumpyPolicy | None = None
+        if not network.entrance.spec.image_shapes:
+            from tfrl.networks.numpy_policy import policy_in_numpy  # which imports Keras
 
-        self.numpy_policy: NumpyPolicy | None = policy_in_numpy(network)
+            self.numpy_policy = policy_in_numpy(network)
+        self.training_policy = self.numpy_policy if config.num_envs <= _MOST_ENVS else None
         self._array_pass: Callable[[np.ndarray], np.ndarray] | None = None
-
-    @property
-    def numpy_acts(self) -> bool:
-        """True if NumPy also acts in the training envs."""
-        return self.numpy_policy is not None and self._config.num_envs <= _MOST_ENVS
 
     def forget_weights(self) -> None:
         """Drops the cached NumPy weights, because the weights change."""
         self._array_pass = None
 
-    def keep_weights(self) -> Callable[[np.ndarray], np.ndarray]:
-        """Acts in NumPy with the present weights until the next call of `use_weights` or `forget_weights`,
-        also while they change.
+    def keep_weights(
+        self, newest: Mapping[str, np.ndarray] | None = None
+    ) -> Callable[[np.ndarray], np.ndarray]:
+        """Acts in NumPy with the cached weights, also while they change, until `forget_weights`.
 
-        Returns the function that `array_pass` calls.
-        """
-        if self._array_pass is None:
-            return self.use_weights(self.vectors())
-        return self._array_pass
-
-    def use_weights(self, vectors: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-        """Acts in NumPy with these weight vectors, which must be the present ones; returns like
-        `keep_weights`.
+        Without cached weights it caches the present ones. `newest` are the present weight vectors, and
+        replace the cached ones. Returns the function that `array_pass` calls.
         """
         assert self.numpy_policy is not None
-        self._array_pass = self.numpy_policy.outputs(vectors)
+        if newest is not None or self._array_pass is None:
+            self._array_pass = self.numpy_policy.outputs(newest or self.vectors())
         return self._array_pass
 
     def vectors(self) -> dict[str, np.ndarray]:
@@ -128,7 +122,8 @@ class ActingNetwork:
     def deviations(self, observations: np.ndarray, *memory: np.ndarray) -> np.ndarray:
         """The policy's standard deviation, before the tanh, a mean over an action's numbers, float64 [B].
 
-        Only for a network that `has_deviation`; the arguments are those of `act`.
+        The observations are [B, *shape]; a recurrent network also takes its memory [B, M]. Only for a network
+        that `has_deviation`.
         """
         if self.numpy_policy is not None:
             parameters = self.array_pass(observations)
@@ -178,6 +173,7 @@ class ActingActorCritic(ActingNetwork):
 
     network: ActorCritic
     numpy_policy: NumpyActorCritic | None
+    training_policy: NumpyActorCritic | None
 
     def __init__(
         self,
@@ -206,10 +202,9 @@ class ActingActorCritic(ActingNetwork):
         size, rows = observations.shape[:2], (observations, noise, *([] if memory is None else [memory]))
         flat = [x.reshape(-1, *x.shape[2:]) for x in rows]
         names: Sequence[str] = EXTRAS
-        policy = self.numpy_policy if self.numpy_acts else None
-        if policy is not None:
+        if self.training_policy is not None:
             parameters = self.array_pass(flat[0])
-            results, names = [policy.act(parameters, flat[1]), parameters], ["parameters"]
+            results, names = [self.training_policy.act(parameters, flat[1]), parameters], ["parameters"]
         elif self._runtime is None:
             found = self._sample(*map(tf.convert_to_tensor, flat))
             results = self._unpacked(found.numpy()) if self._on_gpu else [x.numpy() for x in found]
@@ -259,7 +254,7 @@ class ActingActorCritic(ActingNetwork):
 
     def complete(self, rollout: Rollout) -> None:
         """Adds log-probabilities and values to a rollout that NumPy collected with the present weights."""
-        policy = self.numpy_policy if self.numpy_acts else None
+        policy = self.training_policy
         if policy is None:
             return
         parameters, observations = rollout.extras["parameters"], rollout.observations[:, :-1]
@@ -313,9 +308,8 @@ class ExploringNetwork(ActingNetwork):
         width = self.network.noise_size
         noise = rows[:, :width]
         exploration = rows[0, width : width + len(self._config.exploration(0))]
-        policy = self.numpy_policy if self.numpy_acts else None
-        if policy is not None:
-            return policy.act(self.array_pass(observations), noise, *exploration)
+        if self.training_policy is not None:
+            return self.training_policy.act(self.array_pass(observations), noise, *exploration)
         observations, noise, *further = map(tf.convert_to_tensor, (observations, noise, *exploration))
         return self._act(observations, noise, None, *further).numpy()
 
@@ -359,8 +353,11 @@ class Behavior:
         return {name: variable.read_value() for name, variable in self._variables.items()}
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Acts with these weights, float32 by name, from now on."""
-        vectors = self.acting.network.join(weights)
+        """Acts with these weights, float32 by name, from now on. Raises UserError for another network's."""
+        try:
+            vectors = self.acting.network.join(weights)
+        except ValueError as error:
+            raise UserError(f"{error}, so they do not fit the settings of this run.") from None
         for name, variable in self._variables.items():
             variable.assign(vectors[name])
         self.acting.forget_weights()
@@ -437,13 +434,6 @@ class SavedPolicy(Behavior):
     def memory(self, envs: int) -> Memory | None:
         """Makes the memory of this number of envs; None if the network is not recurrent."""
         return memory.of_settings(self._config, envs)
-
-    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Acts with these weights from now on. Raises UserError if they belong to another network."""
-        try:
-            super().set_weights(weights)
-        except ValueError as error:
-            raise UserError(f"{error}, so they do not fit the settings of this run.") from None
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
         """Actions [B, *shape] for observations [B, *shape] and noise float32 [B, K].

@@ -13,7 +13,7 @@ from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE
 from tfrl.config.distributed import DistributedSettings
-from tfrl.config.run import ENVS, Network, ScheduledLearning
+from tfrl.config.run import ENVS, GAMMA_OF_ROLLOUTS, Network, ScheduledLearning
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.networks.weights import torso_vectors
@@ -39,7 +39,7 @@ class Rollouts(ScheduledLearning):
     num_minibatches: Annotated[int, COUNT] = 8
     """Gradient steps in each pass over the rollout."""
     adam_epsilon: Annotated[float, POSITIVE] = 1e-5
-    gamma: Annotated[float, FRACTION] = 0.999
+    gamma: Annotated[float, FRACTION] = GAMMA_OF_ROLLOUTS
     entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.01
     """Weight of the entropy bonus."""
     value_coef: Annotated[float, NOT_NEGATIVE] = 0.5

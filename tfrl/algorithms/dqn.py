@@ -47,10 +47,12 @@ class DQN:
 def epsilon(kind: str, start: float, end: float, step: int, steps: int) -> float:
     """The share of random actions after `step` env steps.
 
-    Mnih et al. 2015, Nature 518, extended data table 1: linear from 1 to 0.1 over a million frames.
-
-    `kind` is "linear": from `start` to `end` over `steps`, then `end`; or "exponential", with `steps` as the
-    time constant.
+    Args:
+      kind: "linear": from `start` to `end` over `steps` env steps, then `end` (Mnih et al. 2015, Nature 518,
+        extended data table 1, has 1, 0.1 and a million frames); "exponential": towards `end` with the time
+        constant `steps`.
+      start, end: shares, 0 to 1.
+      step, steps: env steps.
     """
     if kind == "exponential" and steps:
         return end + (start - end) * math.exp(-step / steps)

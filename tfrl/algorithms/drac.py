@@ -187,7 +187,10 @@ class DrACAgent(PPOAgent):
     # State
 
     def begin_with(self, state: Mapping[str, np.ndarray]) -> None:
-        """Does the same as PPO; the bandit starts without experience of this task. Raises ValueError."""
+        """Loads the state of another run like PPO, but without its bandit, which knows another task.
+
+        Raises ValueError or KeyError like `Agent.begin_with`.
+        """
         super().begin_with({name: array for name, array in state.items() if not name.startswith(_BANDIT)})
 
     def get_state(self) -> dict[str, np.ndarray]:

@@ -407,11 +407,10 @@ class PPOAgent(ActorCriticAgent):
         scale = learning_rate(config.lr_schedule, 1.0, number, config.num_updates)
         self.acting.forget_weights()
         samples, starts = self._samples(rollout, number), self._runtime.per_replica(self._minibatches(number))
+        estimated, explained = self._first_estimates(rollout, starts)
         taken = self._nothing_taken(UPDATE)
         for epoch in range(config.epochs):
-            if epoch == 0:
-                estimated, explained = self._first_estimates(rollout, starts)
-            elif config.renew_advantages:
+            if epoch > 0 and config.renew_advantages:
                 started = None if rollout.memory is None else rollout.started_memory
                 values = self.values(rollout.observations, rollout.observations.shape[3:], started)
                 estimated = self._estimates(rollout, values, starts)

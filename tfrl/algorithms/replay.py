@@ -304,7 +304,7 @@ class ReplayAgent(Agent):
             on_gpu=on_gpu,
             at_once=runtime.parts_at_once * runtime.local_replicas,
         )
-        self.acts_meanwhile = config.has_one_topology and self.acting.numpy_acts
+        self.acts_meanwhile = config.has_one_topology and self.acting.training_policy is not None
         self._compiled_steps = tf.function(
             self._take_steps, jit_compile=config.has_one_topology and runtime.is_one_cpu
         )
@@ -458,8 +458,8 @@ class ReplayAgent(Agent):
 
     def act_with(self, vectors: Weights) -> None:
         """Acts with the weights after gradient steps; `vectors` are those of `_vectors_to_act`."""
-        if self.acting.numpy_acts:
-            self.acting.use_weights({name: vector.numpy() for name, vector in vectors.items()})
+        if self.acting.training_policy is not None:
+            self.acting.keep_weights({name: vector.numpy() for name, vector in vectors.items()})
         else:
             self.acting.forget_weights()
 
@@ -525,7 +525,7 @@ class ReplayAgent(Agent):
 
     def _vectors_to_act(self) -> Weights:
         """The present vectors if NumPy acts: reading them after the call takes longer than the action."""
-        return self.learning.weights(self.network.acting) if self.acting.numpy_acts else {}
+        return self.learning.weights(self.network.acting) if self.acting.training_policy is not None else {}
 
     def _gradient_step(
         self, rows: Mapping[str, Any], number: tf.Tensor, steps_done: tf.Tensor, scale: tf.Tensor

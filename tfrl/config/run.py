@@ -165,6 +165,10 @@ class Network(Torso, EnvSettings):
         return self.state_size + inputs
 
 
+GAMMA, GAMMA_OF_ROLLOUTS = 0.99, 0.999
+"""The default of --gamma. The defaults of algorithms that learn from rollouts (`Rollouts`) are procgen's."""
+
+
 @dataclass(frozen=True)
 class Learning:
     """The hyperparameters of every algorithm."""
@@ -180,7 +184,7 @@ class Learning:
     """Envs, all workers together; must be divisible by the number of replicas."""
     lr: Annotated[float, POSITIVE] = 3e-4
     """Learning rate."""
-    gamma: Annotated[float, FRACTION] = 0.99
+    gamma: Annotated[float, FRACTION] = GAMMA
     """Discount of one env step."""
     max_grad_norm: Annotated[float | None, POSITIVE] = None
     """Clip the gradient to this global norm; None: no clipping."""

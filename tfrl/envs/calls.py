@@ -402,15 +402,11 @@ _OTHER_MASKS = (
 """Names that envs give to masks, which tfrl does not know."""
 
 
-def notes_about(spec: ArraySpec, action: ActionSpec, seen: Seen) -> tuple[str, ...]:
+def notes_about(spec: ArraySpec, action: ActionSpec, seen: Seen) -> Iterator[str]:
     """Sentences about what tfrl makes of the observations and actions of an env.
 
     Images of other layouts are not named here, because `ArraySpec` describes them.
     """
-    return tuple(_notes(spec, action, seen))
-
-
-def _notes(spec: ArraySpec, action: ActionSpec, seen: Seen) -> Iterator[str]:
     if seen.mask_source == IN_OBSERVATION:
         yield 'observation["action_mask"] is used as the action mask, not as an input of the network'
     elif seen.mask_source == BY_METHOD:
@@ -434,12 +430,8 @@ def _notes(spec: ArraySpec, action: ActionSpec, seen: Seen) -> Iterator[str]:
             )
 
 
-def warnings_about(env: gymnasium.Env, spec: ArraySpec, action: ActionSpec, seen: Seen) -> tuple[str, ...]:
+def warnings_about(env: gymnasium.Env, spec: ArraySpec, action: ActionSpec, seen: Seen) -> Iterator[str]:
     """Sentences about what may harm the training."""
-    return tuple(_warnings(env, spec, action, seen))
-
-
-def _warnings(env: gymnasium.Env, spec: ArraySpec, action: ActionSpec, seen: Seen) -> Iterator[str]:
     for part in spec.of_kind(NUMBERS):
         if part.size > _MANY_NUMBERS and len(part.shape) > 1:
             yield (

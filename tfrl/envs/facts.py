@@ -124,8 +124,8 @@ def find_facts(env_id: str, kwargs: str = "{}") -> Facts:
             saves_state=is_exact,
             draws_globally=bool(seen.generators),
             time_limit=time_limit(env),
-            notes=notes_about(observation, action, seen),
-            warnings=warnings_about(env, observation, action, seen),
+            notes=tuple(notes_about(observation, action, seen)),
+            warnings=tuple(warnings_about(env, observation, action, seen)),
         )
 
 

@@ -28,10 +28,10 @@ class RewardNormalizer:
 
     Args:
       num_envs: N.
-      gamma: the discount of the return. That of Baselines is 0.99 for any discount of the agent.
+      gamma: the discount of the return, --reward-norm-gamma.
     """
 
-    def __init__(self, num_envs: int, gamma: float = 0.99) -> None:
+    def __init__(self, num_envs: int, gamma: float) -> None:
         self._gamma = gamma
         self._returns = np.zeros(num_envs)
         self._count, self._mean, self._variance = 1e-4, 0.0, 1.0  # as in Baselines' RunningMeanStd
@@ -231,7 +231,7 @@ class EpisodeStatistics:
         return FinishedEpisodes(rounds + 1, envs, returns[first], lengths[first])
 
     def add_one_each(self, returns: np.ndarray, lengths: np.ndarray, ended: np.ndarray) -> FinishedEpisodes:
-        """Adds one episode of every env, or a part of it where it has not `ended`, bool [N].
+        """Adds one episode of every env, or the part so far of an episode that has not `ended`, bool [N].
 
         Args:
           returns: float64 [N], sums of raw rewards.

@@ -268,7 +268,7 @@ def _steps(spaces: Spaces, episode: Episode) -> dict[str, Any]:
 
 
 def _encoded(arrays: Arrays, features: Any) -> Arrays:
-    """The same arrays with images as PNG."""
+    """The arrays, with each image as a PNG."""
     if isinstance(arrays, dict):
         return {name: _encoded(array, features[name]) for name, array in arrays.items()}
     if type(features).__name__ == "Image":

@@ -32,7 +32,8 @@ class Rollout:
       levels: int64 [R, T + 1, B], the level of the episode of o_t; None without --level-replay.
       final_observations: the last observation of each truncated episode, by (r, t, b).
       info: the `Sums` of the envs' infos, [2, R * B] each, in the order of the global envs.
-      seconds: the time of collecting; env_wait_seconds: the part of it that was spent waiting for envs.
+      seconds: the time of collecting.
+      env_wait_seconds: the part of `seconds` that was spent waiting for envs.
       idle_seconds: the time for which an actor waited before it could begin.
       version: the number of updates of the weights that collected it; for several actors, the mean.
     """

@@ -439,8 +439,8 @@ class PhasicActorCritic(ActorCritic):
     def with_auxiliary(
         self, weights: Weights, observations: tf.Tensor, memory: tf.Tensor | Sequences | None = None
     ) -> Sequence[tf.Tensor]:
-        """The same as `outputs`, with the values of the auxiliary head in third place, float32 [B]; zeros
-        without its weights.
+        """Distribution parameters float32 [B, P], the critic's values and the auxiliary head's, float32 [B]
+        each, and a last state. Without the weights of the auxiliary head, its values are 0.
         """
         features, seen, *state = self.both_features(weights, observations, memory)
         seen = tf.stop_gradient(seen) if self.shared else seen

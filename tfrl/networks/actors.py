@@ -155,7 +155,7 @@ class QNetwork(Network):
     Args:
       config: the run's settings.
       precision: of the torso, "float32" or "bfloat16".
-      dueling: the values are those of `Dueling`.
+      dueling: two heads give the value of the observation and the advantages of the actions (`Dueling`).
       epsilon: the share of random actions of `sample`.
       each: the outputs of the model for each action, side by side. If there are several, such as quantiles,
         the method `outputs` of a subclass makes the values of them.
@@ -255,7 +255,7 @@ def _headed(torso: keras.Model, outputs: int, gain: float, seed: int) -> keras.M
 
 
 def state_value(config: RLSettings, precision: str) -> Functional:
-    """A network V(o), float32 [B, 1], beside those of `ActorAndCritics`. Raises ValueError like them."""
+    """A network V(o), float32 [B, 1]. Raises ValueError if the zoo cannot build its torso."""
     seed = seeds_of(config.seed, 4)[3]
     torso = torso_of_rows(config, registry.specs(config)[0], precision, seed, critic=True)
     return Functional(_headed(torso, 1, 1.0, seed))

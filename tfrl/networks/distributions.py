@@ -43,7 +43,7 @@ class Distribution(ABC):
 class ActionDistribution(ABC):
     """The policies over an action space. A call with an actor's outputs gives the `Distribution` of each env.
 
-    `encoded` and `as_env_takes` are TensorFlow versions of those of `ActionSpec`, for exports.
+    `encoded` and `as_env_takes` compute in TensorFlow, for exports, what `ActionSpec` computes in NumPy.
 
     Args:
       action_spec: the action space.

@@ -188,7 +188,10 @@ def torso(
 def torso_of_rows(
     config: RLSettings, spec: ArraySpec, precision: str, seed: int, *, critic: bool = False
 ) -> keras.Model:
-    """The same torso as one model of observations [B, *shape]. Raises like `torso`."""
+    """The torso as one model whose input are observations [B, *shape], also of several arrays.
+
+    Raises like `torso`.
+    """
     made = torso(config, spec, precision, seed, critic=critic)
     if not spec.parts:
         return made

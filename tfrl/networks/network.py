@@ -259,7 +259,10 @@ class Network:
         return self.distribution.draw_noise(generator, steps)
 
     def draw_training_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The random numbers of one training env, float32 [steps, K]: by default those of `draw_noise`."""
+        """The random numbers of the actions of one training env, float32 [steps, K].
+
+        A subclass may draw more numbers than `draw_noise`, such as those of dropout.
+        """
         return self.draw_noise(generator, steps)
 
     def sample(self, outputs: Sequence[tf.Tensor], noise: tf.Tensor) -> tf.Tensor:
@@ -346,7 +349,7 @@ class Network:
 
 
 def renamed(layer: Any, name: str) -> Any:
-    """The same layer under another name, which its weights do not get."""
+    """Renames a layer in place, but not its weights; returns the layer."""
     layer.name = name
     return layer
 

@@ -112,7 +112,7 @@ class Core(keras.layers.Layer):
     def compute_output_spec(
         self, arguments: list[keras.KerasTensor]
     ) -> tuple[keras.KerasTensor, keras.KerasTensor]:
-        """The shapes of the outputs, for Keras models of it, whose number of steps is not known."""
+        """The shapes of the outputs, for Keras models, which do not know the number of steps."""
         features, state, _ = arguments
         return keras.KerasTensor((features.shape[0], self.units)), keras.KerasTensor(state.shape)
 

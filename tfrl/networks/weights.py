@@ -322,7 +322,7 @@ class Start(Protocol):
 
     @property
     def start_from(self) -> str | None:
-        """The folder of the other run, or of a checkpoint of it."""
+        """The folder of the other run, or of one of its checkpoints."""
 
     @property
     def checkpoint(self) -> str:

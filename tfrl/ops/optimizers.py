@@ -160,9 +160,10 @@ def learning_rate(kind: str, highest: float, step: int, steps: int, warmup: int 
     """The learning rate of a step.
 
     Args:
-      kind: the shape of the schedule. "constant"; "linear": falls from `highest` to 0; "cosine": the same as
-        half a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5); "step": a tenth from half of the
-        steps on, and a hundredth from three quarters (He et al. 2015, arXiv:1512.03385, section 4.2).
+      kind: the shape of the schedule. "constant"; "linear": falls from `highest` to 0; "cosine": falls from
+        `highest` to 0 like half a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5); "step": a
+        tenth from half of the steps on, and a hundredth from three quarters (He et al. 2015,
+        arXiv:1512.03385, section 4.2).
       highest: the rate that the schedule scales.
       step: counted from 0; gradient steps or updates.
       steps: the number of steps of the run.

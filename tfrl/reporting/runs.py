@@ -26,7 +26,7 @@ from tfrl.run.metrics import PROGRESS_FILE
 
 STEPS, IMAGES = "env_steps", "images"
 SPEED = "time/env_steps_per_second"
-_TASK = {field.name for field in dataclasses.fields(Task)} | {"precision", "eval_greedy"}
+_TASK = {*Task.__dataclass_fields__, "precision", "eval_greedy"}
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,12 @@ def points(
     return np.append(steps[before], ended), np.append(values[before], last)
 
 
-def load(path: Path) -> Run:
-    """Reads a run's folder, except for a row that is being written. Raises UserError if it has no run."""
-    run = Run(path, of_run(path), read_progress(path / PROGRESS_FILE), read_results(path))
+def load(path: Path, config: RLSettings | None = None) -> Run:
+    """Reads a run's folder, except for a row that is being written; also its settings unless they are given.
+
+    Raises UserError if it has no run.
+    """
+    run = Run(path, config or of_run(path), read_progress(path / PROGRESS_FILE), read_results(path))
     ended = (run.results or {}).get("env_steps")
     # Results of fewer steps are older than the resume of this run.
     of_now = isinstance(ended, int | float) and ended >= run.env_steps

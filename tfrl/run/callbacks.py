@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
+from typing_extensions import TypeVar
 
 from tfrl.run.checkpoint import pack_json, under, unpack_json
 
 if TYPE_CHECKING:
+    from tfrl.cli.settings import Settings
     from tfrl.config.run import RLSettings
     from tfrl.run.loop import Learner
     from tfrl.run.session import Session
 
 _PREFIX = "callbacks/"
+ConfigT = TypeVar("ConfigT", bound="Settings", default="RLSettings")
+"""The class of a run's settings. Without a parameter, `RunOfCallback` is a run in envs."""
 
 
-class RunOfCallback:
+class RunOfCallback(Generic[ConfigT]):
     """The run as a callback sees it.
 
     Attributes:
@@ -27,8 +31,8 @@ class RunOfCallback:
       metrics: the metrics of the last update by name; empty before the first update.
     """
 
-    def __init__(self, config: RLSettings, session: Session, learner: Learner) -> None:
-        self.config: RLSettings = config
+    def __init__(self, config: ConfigT, session: Session, learner: Learner) -> None:
+        self.config: ConfigT = config
         self.folder: Path = config.run_dir
         self.metrics: dict[str, float] = {}
         self._session, self._learner = session, learner
@@ -94,10 +98,10 @@ class Callback:
     again.
     """
 
-    def on_start(self, run: RunOfCallback) -> None:
+    def on_start(self, run: RunOfCallback[Any]) -> None:
         """Called once in each process, before its first update."""
 
-    def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
+    def on_update(self, run: RunOfCallback[Any], metrics: dict[str, float]) -> None:
         """Called after each update, and after the evaluation that belongs to it.
 
         Args:
@@ -106,10 +110,10 @@ class Callback:
             floats by name; each becomes a column of progress.csv and a curve in TensorBoard.
         """
 
-    def on_evaluation(self, run: RunOfCallback, evaluation: Mapping[str, float]) -> None:
+    def on_evaluation(self, run: RunOfCallback[Any], evaluation: Mapping[str, float]) -> None:
         """Called after each evaluation with its metrics, such as `eval_test/return`."""
 
-    def on_end(self, run: RunOfCallback, results: Mapping[str, Any]) -> None:
+    def on_end(self, run: RunOfCallback[Any], results: Mapping[str, Any]) -> None:
         """Called once, when the run is complete, with the content of results.json."""
 
     def get_state(self) -> dict[str, Any]:

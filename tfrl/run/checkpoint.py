@@ -181,7 +181,7 @@ class CheckpointStore:
         """Tries to save; True if every worker saved its part, and the reason why this worker could not.
         Leaves no partial files.
         """
-        staged, is_chief = self._path(update, _STAGED), self._worker == 0
+        staged, is_chief = self.path(update, _STAGED), self._worker == 0
         written: list[tuple[CheckpointShard, Path]] = []
 
         def prepare() -> None:
@@ -248,9 +248,9 @@ class CheckpointStore:
         }
         files.write_synced(staged / MANIFEST, _seal(manifest))
         files.sync_folder(staged)
-        final = self._path(update)
+        final = self.path(update)
         if final.exists():
-            final.rename(self._path(update, _REPLACED))
+            final.rename(self.path(update, _REPLACED))
         staged.rename(final)
         files.sync_folder(self._directory)
 
@@ -368,11 +368,8 @@ class CheckpointStore:
             "restore the folder from a copy, or start a new run under another name."
         )
 
-    def path(self, update: int) -> Path:
-        """The folder of the checkpoint of an update."""
-        return self._path(update)
-
-    def _path(self, update: int, suffix: str = "") -> Path:
+    def path(self, update: int, suffix: str = "") -> Path:
+        """The folder of the checkpoint of an update; with a suffix, while it is staged or replaced."""
         return self._directory / f"update-{update:08d}{suffix}"
 
     def _folders(self) -> dict[int, Path]:

@@ -7,16 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from tfrl.cli.endings import Stopped
 from tfrl.cli.errors import TrainingError
-from tfrl.cli.settings import Settings
 from tfrl.run import files
-from tfrl.run.callbacks import Callback, RunOfCallback, get_states, set_states
+from tfrl.run.callbacks import Callback, ConfigT, RunOfCallback, get_states, set_states
 from tfrl.run.checkpoint import State
 from tfrl.run.console import SHOWN, Console, Progress
 from tfrl.run.folder import read_results, weights_sha256, write_results
@@ -30,9 +29,6 @@ from tfrl.run.metrics import (
 from tfrl.run.session import Session, open_session, tensorboard
 from tfrl.workers.strategy import join
 from tfrl.workers.tf_config import TFConfig
-
-if TYPE_CHECKING:
-    from tfrl.config.run import RLSettings
 
 
 class Learner(ABC):
@@ -182,24 +178,13 @@ class Conclusion:
     commands: Sequence[str]
 
 
-def train(
-    config: Settings,
-    cluster: TFConfig | None,
-    make_learner: Callable[[Session], Learner],
-    callbacks: Sequence[Callback] = (),
-) -> int:
-    """Starts or resumes the run of `config`; returns the exit code of the process. Raises like `open_run`."""
-    with open_run(config, cluster, make_learner, callbacks) as run:
-        return run.run()
-
-
 @contextlib.contextmanager
 def open_run(
-    config: Settings,
+    config: ConfigT,
     cluster: TFConfig | None,
     make_learner: Callable[[Session], Learner],
     callbacks: Sequence[Callback] = (),
-) -> Iterator[Run]:
+) -> Iterator[Run[ConfigT]]:
     """Makes the run of `config` within the context; `Run.start` starts or resumes it.
 
     Args:
@@ -223,7 +208,7 @@ def open_run(
                 yield Run(config, session, learner, callbacks, followed=followed)
 
 
-class Run(RunOfCallback):
+class Run(RunOfCallback[ConfigT]):
     """One run in one process, and its loop. All workers make the same calls in the same order.
 
     Args:
@@ -239,14 +224,14 @@ class Run(RunOfCallback):
 
     def __init__(
         self,
-        config: Settings,
+        config: ConfigT,
         session: Session,
         learner: Learner,
         callbacks: Sequence[Callback] = (),
         *,
         followed: bool,
     ) -> None:
-        super().__init__(cast("RLSettings", config), session, learner)  # as nearly all callbacks know it
+        super().__init__(config, session, learner)
         self.evaluation: dict[str, float] = {}
         self.code: int | None = None
         self._followed = followed

@@ -48,6 +48,9 @@ class MetricsWriter:
         step_column: the name of the first column.
         episodes_until: the env steps after which rows of episodes.csv are removed; None: `resume_at`. It is
             later if an evaluation is pending, because the episodes of that update are written already.
+
+    Attributes:
+        has_gap: True if a write has failed.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class MetricsWriter:
     ) -> None:
         self._directory = directory
         self._warn = warn
-        self._has_warned = False
+        self.has_gap = False
         last_step = -1 if resume_at is None else resume_at
         with self._going_on():
             _trim_csv(directory / PROGRESS_FILE, last_step)
@@ -140,11 +143,6 @@ class MetricsWriter:
         with self._going_on():
             self._events.add(0, hparams.hparams_pb(values, trial_id=f"{run.name} in {run.parent}"))
 
-    @property
-    def has_gap(self) -> bool:
-        """True if a write has failed."""
-        return self._has_warned
-
     def flush(self) -> None:
         """Syncs all files. Call it before a checkpoint, so that metrics are never older than it."""
         with self._going_on():
@@ -175,8 +173,8 @@ class MetricsWriter:
         try:
             yield
         except OSError as error:
-            if not self._has_warned:
-                self._has_warned = True
+            if not self.has_gap:
+                self.has_gap = True
                 self._warn(
                     f"The metrics in {self._directory} cannot be written ({files.reason(error)}); "
                     "training continues, and their curves will have a gap."

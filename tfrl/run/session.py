@@ -218,7 +218,8 @@ class Session:
                 self.console.warn(f"{error} Training continues.")
             return
         self._saved_at = self.step
-        _tell_launcher()
+        with surviving(sys.stderr):  # cluster.launch sees this text, and counts restarts from 0
+            print(os.environ.get("TFRL_SAVED", ""), end="", file=sys.stderr, flush=True)
         if dropped and self.runtime.is_chief:
             self._warn_once(
                 f"The disk of {self._config.run_dir} is full: old checkpoints are removed to make room, so "
@@ -310,12 +311,6 @@ class Session:
         if self.runtime.is_chief:  # after the barrier: all workers have seen the file
             self.stop.forget_file()
         return code
-
-
-def _tell_launcher() -> None:
-    """Tells cluster.launch about a new checkpoint. It then counts restarts from 0."""
-    with surviving(sys.stderr):
-        print(os.environ.get("TFRL_SAVED", ""), end="", file=sys.stderr, flush=True)
 
 
 def tensorboard(config: Settings) -> str:

@@ -248,7 +248,7 @@ class LearningCurve(Callback):
         try:
             from tfrl.reporting import plots  # matplotlib takes a second
 
-            path = plots.save_learning_curve(runs.load(run.folder))
+            path = plots.save_learning_curve(runs.load(run.folder, run.config))
             self._session.console.message(f"learning curve: {path}")
         except Exception as error:  # a finished run must not fail because of its plot
             self._session.console.warn(

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from cluster import launch
 from cluster.launch import Place, local_places
-from tfrl import remote
 from tfrl.algorithms import registry as algorithms
 from tfrl.algorithms.offline import OfflineSettings, needs_dataset
 from tfrl.algorithms.runs import check_start
@@ -28,6 +27,7 @@ from tfrl.envs import registry
 from tfrl.envs.callables import find, is_importable, is_name, search_path
 from tfrl.experience import recorded, replay, rollout
 from tfrl.networks.weights import check_torso
+from tfrl.remote import reach_other_machines
 from tfrl.run.callbacks import Callback
 from tfrl.run.folder import check_run_folder, confirm_restart, has_checkpoint, take_run
 from tfrl.workers import tf_config
@@ -253,7 +253,7 @@ def launch_workers(config: DistributedSettings, module: str, arguments: Sequence
     if config.ray_address is None:
         places = _Here(config)
     else:
-        remote.reach_other_machines()
+        reach_other_machines()
         from tfrl.remote.learners import Nodes  # which imports Ray, and may not be there
 
         places = Nodes(config)

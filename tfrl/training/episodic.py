@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfrl import remote
 from tfrl.algorithms.reinforce import Config, ReinforceAgent
 from tfrl.cli.errors import TrainingError
 from tfrl.envs.spec import Sums
 from tfrl.experience.collector import Observer
 from tfrl.experience.rollout import EpisodeBatch
+from tfrl.remote import reach_other_machines
 from tfrl.run import rng
 from tfrl.run.checkpoint import State
 from tfrl.run.session import Session
@@ -49,7 +49,7 @@ class EpisodicLearner(EnvLearner):
         if not config.observers:
             return Observer(env_spec(config), range(config.num_envs))
         if config.ray_address is not None:
-            remote.reach_other_machines()
+            reach_other_machines()
         from tfrl.remote.actors import RayObservers  # which imports Ray, and may not be there
 
         return RayObservers(config, env_spec(config), session)

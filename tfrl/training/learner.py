@@ -28,7 +28,9 @@ from tfrl.experience.collector import Collector, EnvStates
 from tfrl.experience.episodes import evaluation_columns, evaluation_results
 from tfrl.experience.memory import Memory
 from tfrl.experience.normalize import EpisodeStatistics, FinishedEpisodes
+from tfrl.experience.replay import BufferSettings
 from tfrl.networks.weights import export, read_start
+from tfrl.remote import reach_other_machines
 from tfrl.run.checkpoint import State, pack_bytes, under, unpack_bytes, with_prefix
 from tfrl.run.folder import finite
 from tfrl.run.loop import Conclusion, Learner
@@ -40,7 +42,8 @@ from tfrl.workers.strategy import Runtime
 
 if TYPE_CHECKING:
     from tfrl.experience.rollout import Rollout
-    from tfrl.training.prefetch import Prefetch
+    from tfrl.remote.actors import RayCollector
+    from tfrl.training.prefetch import Prefetch, ThreadCollector
 
 MakeAgent = Callable[[Any, Runtime], Agent]
 _DEVIATION = "train/action_std"
@@ -531,6 +534,46 @@ def env_spec(config: RLSettings) -> EnvSpec:
         level_replay=getattr(config, "level_replay", False),
         log_info=config.logged_info,
     )
+
+
+def make_envs(
+    config: DistributedSettings, session: Session, *, replicas: int
+) -> tuple[Collector | ThreadCollector | RayCollector, Prefetch | None]:
+    """Makes this worker's envs, which this process, a thread or Ray steps, as the settings say.
+
+    Args:
+      config: the settings.
+      session: this process's part of the run.
+      replicas: the number of replicas over which the envs of a rollout are divided.
+    """
+    if config.actors:
+        if config.ray_address is not None:
+            reach_other_machines()
+        from tfrl.remote.actors import RayCollector  # which imports Ray, and may not be there
+        from tfrl.training.prefetch import Prefetch
+
+        on_ray = RayCollector(config, env_spec(config), session, replicas=replicas)
+        return on_ray, Prefetch(config, on_ray)
+    in_turn = isinstance(config, BufferSettings) and not config.is_ahead
+    # On a GPU, a call for half of the envs takes as long as one for all of them (docs/notebook/gpu.md).
+    in_halves = not in_turn and not session.runtime.uses_gpu
+    try:
+        collector = Collector(
+            config,
+            env_spec(config),
+            session.runtime.local_envs(config.num_envs),
+            replicas=replicas,
+            rollouts=config.rollouts_held,
+            in_halves=in_halves,
+        )
+    except ValueError as error:  # the first env could be made, and another one not
+        raise UserError(f"{str(error).rstrip('.')}.") from error
+    if not config.is_ahead:
+        return collector, None
+    from tfrl.training.prefetch import Prefetch, ThreadCollector
+
+    thread = ThreadCollector(config, collector, session)
+    return thread, Prefetch(config, thread)
 
 
 def shown_envs(

@@ -23,8 +23,7 @@ from tfrl.experience.transitions import Transitions
 from tfrl.run import rng
 from tfrl.run.checkpoint import State, pack_json, under, unpack_json, with_prefix
 from tfrl.run.session import Session
-from tfrl.training.learner import EnvLearner, MakeAgent, shown_envs
-from tfrl.training.prefetch import COLUMNS, make_envs
+from tfrl.training.learner import EnvLearner, MakeAgent, make_envs, shown_envs
 
 _COLUMNS = (
     *("replay/size", "time/env_steps_per_second", "time/updates_per_second", "time/rollout_seconds"),
@@ -46,7 +45,7 @@ class OffPolicyLearner(EnvLearner):
         super().__init__(config, session, make_agent)
         self._indices = list(session.runtime.local_envs(config.num_envs))
         self.envs, self._prefetch = make_envs(config, session, replicas=1)
-        self.time_columns = (*_COLUMNS, *(COLUMNS if self._prefetch else ()))
+        self.time_columns = (*_COLUMNS, *(self._prefetch.columns if self._prefetch else ()))
         observation, action = registry.specs(config)
         self.replay = ReplayBuffer(
             self._indices,

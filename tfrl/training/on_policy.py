@@ -20,8 +20,7 @@ from tfrl.run import rng
 from tfrl.run.checkpoint import State, under, with_prefix
 from tfrl.run.session import Session
 from tfrl.training import callbacks
-from tfrl.training.learner import EnvLearner, MakeAgent, env_spec
-from tfrl.training.prefetch import COLUMNS, make_envs
+from tfrl.training.learner import EnvLearner, MakeAgent, env_spec, make_envs
 
 _COLUMNS = (
     *("time/env_steps_per_second", "time/rollout_seconds", "time/update_seconds"),
@@ -41,7 +40,7 @@ class OnPolicyLearner(EnvLearner):
         super().__init__(config, session, make_agent)
         self._indices = list(session.runtime.local_envs(config.num_envs))
         self.envs, self._prefetch = make_envs(config, session, replicas=session.runtime.local_replicas)
-        self.time_columns = (*_COLUMNS, *(COLUMNS if self._prefetch else ()))
+        self.time_columns = (*_COLUMNS, *(self._prefetch.columns if self._prefetch else ()))
         self._rewards = RewardNormalizer(config.num_envs, config.reward_norm_gamma)
         self._levels = LevelSampler.of(config)
         if self._levels is not None:

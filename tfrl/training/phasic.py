@@ -192,7 +192,7 @@ class PhasicLearner(OnPolicyLearner):
     # State
 
     def begin(self) -> None:
-        """Does the same as PPO, and removes files of a run that was killed before its first checkpoint."""
+        """Sets the first weights. Removes the files of a run that was killed before its first checkpoint."""
         super().begin()
         self._keep_phases_of(())
 

@@ -17,17 +17,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfrl import remote
 from tfrl.algorithms.acting import Actor
-from tfrl.cli.errors import UserError
 from tfrl.config.distributed import DistributedSettings
 from tfrl.config.run import RLSettings
 from tfrl.experience.collector import Collected, Collector, EnvStates, Versioned
-from tfrl.experience.replay import BufferSettings
 from tfrl.experience.rollout import Rollout
 from tfrl.run.session import Session
 from tfrl.training.callbacks import WAITS
-from tfrl.training.learner import env_spec
 
 if TYPE_CHECKING:
     from tfrl.remote.actors import RayCollector
@@ -35,9 +31,6 @@ if TYPE_CHECKING:
 _ACTED = "acting/"  # in a checkpoint: the older weights, as acting/UPDATE/NAME
 _LEVELS = "levels"  # beside them: the probabilities of the levels; names of weights have a slash
 _POLL_SECONDS = 0.2  # seconds between two checks of an actor that the learner waits for
-
-COLUMNS = (*WAITS, "train/lag")
-"""The names in `Prefetch.metrics`, in the order of progress.csv."""
 
 
 class ThreadCollector:
@@ -124,9 +117,12 @@ class Prefetch:
       collector: the envs.
 
     Attributes:
+      columns: the names in `metrics`, in the order of progress.csv.
       collector: the envs.
       waited: the seconds for which the learner waited for the last rollout.
     """
+
+    columns = (*WAITS, "train/lag")
 
     def __init__(self, config: DistributedSettings, collector: ThreadCollector | RayCollector) -> None:
         self._lag, self._free, self._updates = config.lag or 0, config.free_running, config.num_updates
@@ -171,7 +167,7 @@ class Prefetch:
     def metrics(self, update: int, rollout: Rollout, seconds: float) -> dict[str, float]:
         """The shares of an update of `seconds` for which learner and actors waited, and the lag."""
         idle = rollout.idle_seconds / (rollout.idle_seconds + rollout.seconds)
-        return dict(zip(COLUMNS, (self.waited / seconds, idle, update - rollout.version), strict=True))
+        return dict(zip(self.columns, (self.waited / seconds, idle, update - rollout.version), strict=True))
 
     def get_state(self, update: int, *, within: bool = False) -> dict[str, np.ndarray]:
         """The older weights and probabilities of levels that a run needs after `update` updates.
@@ -198,40 +194,3 @@ class Prefetch:
                 else:
                     acted = acted._replace(weights={**acted.weights, name: array})
                 self._weights[int(number)] = acted
-
-
-def make_envs(
-    config: DistributedSettings, session: Session, *, replicas: int
-) -> tuple[Collector | ThreadCollector | RayCollector, Prefetch | None]:
-    """Makes this worker's envs, which this process, a thread or Ray steps, as the settings say.
-
-    Args:
-      config: the settings.
-      session: this process's part of the run.
-      replicas: the number of replicas over which the envs of a rollout are divided.
-    """
-    if config.actors:
-        if config.ray_address is not None:
-            remote.reach_other_machines()
-        from tfrl.remote.actors import RayCollector  # which imports Ray, and may not be there
-
-        on_ray = RayCollector(config, env_spec(config), session, replicas=replicas)
-        return on_ray, Prefetch(config, on_ray)
-    in_turn = isinstance(config, BufferSettings) and not config.is_ahead
-    # On a GPU, a call for half of the envs takes as long as one for all of them (docs/notebook/gpu.md).
-    in_halves = not in_turn and not session.runtime.uses_gpu
-    try:
-        collector = Collector(
-            config,
-            env_spec(config),
-            session.runtime.local_envs(config.num_envs),
-            replicas=replicas,
-            rollouts=config.rollouts_held,
-            in_halves=in_halves,
-        )
-    except ValueError as error:  # the first env could be made, and another one not
-        raise UserError(f"{str(error).rstrip('.')}.") from error
-    if not config.is_ahead:
-        return collector, None
-    thread = ThreadCollector(config, collector, session)
-    return thread, Prefetch(config, thread)

@@ -371,18 +371,8 @@ def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, 
             patience = max(LIFELESS, config.cluster_timeout, config.stall_timeout)
             with deadline(patience) if together else contextlib.nullcontext(), quiet():
                 runtime = make(config, cluster)
-            if (
-                cluster
-                and together
-                and cluster.is_local
-                and not close_to_network(cluster)
-                and cluster.is_chief
-            ):
-                ports = ", ".join(address.rpartition(":")[2] for address in cluster.workers)
-                tell(
-                    f"warning: TensorFlow's ports {ports} are open to the network without a password; close "
-                    "them as docs/distributed.md says under Security."
-                )
+            if cluster is not None and together:
+                _close_ports(cluster)
             watchdog.beat("preparing")
             tf.config.run_functions_eagerly(config.eager)
             yield runtime, watchdog
@@ -391,6 +381,16 @@ def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, 
         finally:
             tf.config.run_functions_eagerly(False)
             watchdog.close()
+
+
+def _close_ports(cluster: TFConfig) -> None:
+    """Closes the ports of workers on one machine to other machines; if it cannot, the chief warns."""
+    if cluster.is_local and not close_to_network(cluster) and cluster.is_chief:
+        ports = ", ".join(address.rpartition(":")[2] for address in cluster.workers)
+        tell(
+            f"warning: TensorFlow's ports {ports} are open to the network without a password; close "
+            "them as docs/distributed.md says under Security."
+        )
 
 
 def fingerprint(config: Settings, *, evaluated: bool = False) -> dict[str, str]:
