@@ -12,13 +12,14 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.streams import tell
 from tfrl.ops.graph import tf
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _ROOT = Path("/")
 
@@ -165,6 +166,8 @@ def filled(rows: np.ndarray) -> np.ndarray:
 
     For GPUs: before cuDNN computes with a new number of rows, it tries out its algorithms for each layer.
     """
+    import numpy as np  # the launcher imports this module, and needs no NumPy
+
     count = len(rows)
     missing = 2 ** max(1, (count - 1).bit_length()) - count if count < _MOST_FILLED else 0
     return np.concatenate([rows, rows[-1:].repeat(missing, axis=0)]) if missing else rows
