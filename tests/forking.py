@@ -98,7 +98,8 @@ def _server(imported):
 
 
 def serve(tests):
-    """Forks for each request, and returns it in the child. In the parent it ends with the tests."""
+    """Forks for each request, and returns it in the child; the parent and its children end with the tests."""
+    running = set()
     ended, wakes = socket.socketpair()
     wakes.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -108,11 +109,14 @@ def serve(tests):
         if ended in ready:
             ended.recv(1024)
             for pid, status, used in iter(_collected, (0, 0, 0)):
+                running.discard(pid)
                 end = [pid, os.waitstatus_to_exitcode(status), used]
                 tests.send(json.dumps(end).encode())
         if tests in ready:
             request, outputs, _, _ = socket.recv_fds(tests, 1 << 20, 2)
             if not request:
+                for pid in running:
+                    os.kill(pid, signal.SIGKILL)
                 sys.exit()
             pid = os.fork()
             if not pid:
@@ -121,6 +125,7 @@ def serve(tests):
                 for mine in (tests, ended, wakes):
                     mine.close()
                 return json.loads(request), outputs
+            running.add(pid)
             tests.send(json.dumps([pid]).encode())
             for output in outputs:
                 os.close(output)
