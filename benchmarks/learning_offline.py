@@ -2,8 +2,9 @@
 
 The set has as many episodes of an early as of a late policy of SAC on Pendulum-v1. Each algorithm learns from
 it with each seed, and plays 100 episodes at the end. With --d3rlpy, the command of a Python that has d3rlpy
-and Gymnasium, its algorithms do the same with the same sizes and numbers of gradient steps. Runs that are
-complete are only read.
+and Gymnasium, its algorithms do the same with the same sizes and numbers of gradient steps, a run of theirs
+after each of ours. Runs that are complete are only read. The table also has the gradient steps a second:
+medians over the seeds. For ours, those of a run are the median of its rows, so compilation is left out.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from benchmarks import command, training
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT
 from tfrl.experience import recorded
-from tfrl.reporting import runs
 from tfrl.run import files
 
 ENV = "Pendulum-v1"
 _PLAYERS = {"early": 1_500, "late": 6_000}  # env steps of SAC
 _ALGORITHMS = {"bc": ("--hidden", "256,256", "--activation", "relu"), "iql": (), "td3_bc": (), "cql": ()}
+_SPEED = "time/updates_per_second"
 _PEER = Path(__file__).with_name("d3rlpy_script.py")
 
 
@@ -58,25 +59,29 @@ def main(options: Options) -> None:
         raise UserError(f"--algorithms must be of {', '.join(_ALGORITHMS)}; got {options.algorithms}.")
     dataset = ",".join(str(_collected(name, logdir, options)) for name in _PLAYERS)
     episodes = [raw for shard in recorded.open_set(dataset).shards for raw in shard.raw()]
-    rows = {"the set": np.array([episode.rewards.sum(dtype=np.float64) for episode in episodes])}
+    rows = {"the set": [float(episode.rewards.sum(dtype=np.float64)) for episode in episodes]}
+    speeds: dict[str, list[float]] = {}
     file = _arrays(episodes, logdir)
     for name in names:
         flags = ["--env", ENV, "--dataset", dataset, "--total-steps", str(options.gradient_steps)]
         flags += [*_ALGORITHMS[name], "--eval-episodes", "100", "--run-name"]
-        found: list[runs.Run] = []
         for seed in seeds:
-            found += training.train([*flags, f"{name}-seed{seed}"], [seed], str(logdir), algorithm=name)
-        rows[f"tfrl {name}"] = np.array([run.final_return("test") for run in found])
-        if options.d3rlpy:
-            theirs = [_of_peer(name, file, seed, logdir, options) for seed in seeds]
-            rows[f"d3rlpy {name}"] = np.array(theirs)
+            (run,) = training.train([*flags, f"{name}-seed{seed}"], [seed], str(logdir), algorithm=name)
+            results = {f"tfrl {name}": (run.final_return("test"), np.nanmedian(run.progress[_SPEED]))}
+            if options.d3rlpy:
+                results[f"d3rlpy {name}"] = _of_peer(name, file, seed, logdir, options)
+            for row, (value, speed) in results.items():
+                rows.setdefault(row, []).append(value)
+                speeds.setdefault(row, []).append(speed)
     table = Table(title=f"{ENV}, {options.gradient_steps:,} gradient steps", box=box.SIMPLE_HEAD)
-    for title in ("", "mean return", "standard error", "least", "runs or episodes"):
+    for title in ("", "mean return", "standard error", "least", "runs or episodes", "gradient steps/s"):
         table.add_column(title, justify="right" if title else "left")
-    for name, values in rows.items():
-        error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
-        cells = (f"{values.mean():.1f}", f"{error:.1f}", f"{values.min():.1f}", str(len(values)))
-        table.add_row(name, *cells)
+    for row, values in rows.items():
+        error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
+        speed = f"{np.median(speeds[row]):.0f}" if row in speeds else ""
+        table.add_row(
+            *(row, f"{np.mean(values):.1f}", f"{error:.1f}", f"{min(values):.1f}", str(len(values)), speed)
+        )
     Console().print(table)
 
 
@@ -106,15 +111,16 @@ def _arrays(episodes: Sequence[recorded.RawEpisode], logdir: Path) -> Path:
     return path
 
 
-def _of_peer(name: str, file: Path, seed: int, logdir: Path, options: Options) -> float:
-    """The mean return of d3rlpy's algorithm, whose results are kept beside the runs."""
+def _of_peer(name: str, file: Path, seed: int, logdir: Path, options: Options) -> tuple[float, float]:
+    """The mean return of d3rlpy's algorithm and its gradient steps a second; kept beside the runs."""
     path = logdir / f"d3rlpy-{name}-seed{seed}.json"
     if not path.exists():
         words = [*command.check_program(options.d3rlpy, "--d3rlpy"), str(_PEER), name, str(file)]
         words += [str(seed), str(options.gradient_steps)]
         with files.replacing(path) as staged, staged.open("w") as kept:
             command.finish(words, stdout=kept)
-    return float(np.mean(json.loads(path.read_text().splitlines()[-1])["returns"]))
+    found = json.loads(path.read_text().splitlines()[-1])
+    return float(np.mean(found["returns"])), found["steps_per_second"]
 
 
 if __name__ == "__main__":
