@@ -135,7 +135,7 @@ def _words(name: str, given: str, tasks: Sequence[Task]) -> list[str]:
     return words
 
 
-def _table(found: Sequence[tuple[Task, Sequence[runs.Run]]]) -> Table:
+def _table(found: Sequence[tuple[Task, Sequence[runs.StoredRun]]]) -> Table:
     """A row a run, its deviation that of its episodes; and one for all of an env, with that of the runs."""
     title = "mean return: of the last 100 episodes while training, and of the evaluation at the end"
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
@@ -158,7 +158,7 @@ def _table(found: Sequence[tuple[Task, Sequence[runs.Run]]]) -> Table:
     return table
 
 
-def _beside_cleanrl(ours: Sequence[runs.Run], options: Options) -> Table:
+def _beside_cleanrl(ours: Sequence[runs.StoredRun], options: Options) -> Table:
     """Returns while training of our runs and of the script's, by the same seeds: a row each."""
     title = (
         f"{_CHEETAH.env}, SAC: mean return of the last {_LAST} episodes of training, after so many env steps"

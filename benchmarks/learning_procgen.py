@@ -33,7 +33,7 @@ from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.envs.published import RANGES, published_curve, score_range
 from tfrl.envs.registry import games
-from tfrl.reporting.runs import Run, group
+from tfrl.reporting.runs import StoredRun, group
 
 _MARKS = (500_000, 1_000_000)  # env steps
 _MEANS_AT = (250_000, 500_000, 1_000_000)  # env steps of the means over games
@@ -70,7 +70,7 @@ def main(options: Options) -> None:
     """Trains, prints the tables, draws the plot."""
     seeds, experiments = command.seeds(options.seeds), _experiments(options)
     command.check_plot(options.plot)
-    found: list[Run] = []
+    found: list[StoredRun] = []
     for algorithm, env, flags in experiments:
         of_seeds = training.train(
             flags, seeds, options.logdir, algorithm=algorithm, only_read=not options.train
@@ -108,7 +108,7 @@ def _experiments(options: Options) -> list[tuple[str, str, list[str]]]:
     return found
 
 
-def _curve(run: Run) -> Curve:
+def _curve(run: StoredRun) -> Curve:
     """Of the updates after the first finished episode. Raises TrainingError where there is none."""
     at, returns = run.points("rollout/episode_return")
     if not len(at):
@@ -147,7 +147,7 @@ def _verdict(theirs: Sequence[float], ours: Sequence[float]) -> tuple[str, str, 
     return f"{low:.2f} ... {high:.2f}", f"{mean:.2f}{each}", where
 
 
-def _ends(found: Sequence[Run]) -> Table:
+def _ends(found: Sequence[StoredRun]) -> Table:
     """A row a run: its end while training, and its evaluations there on training and on unseen levels."""
     title = (
         f"mean return: over the last {_WINDOW:,} env steps while training, and of the evaluations at the end"
@@ -198,7 +198,7 @@ def over_games(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> tupl
     return mine, published
 
 
-def _means(algorithm: str, found: Sequence[Run], ranges: str) -> Table:
+def _means(algorithm: str, found: Sequence[StoredRun], ranges: str) -> Table:
     """A row for each number of env steps and level set, over the games of the runs of one algorithm."""
     by_game = {run.config.env: [r for r in found if r.config.env == run.config.env] for run in found}
     names = ("env steps", "levels", "published PPO", f"ours, {algorithm}", "difference", "")
@@ -221,7 +221,7 @@ def _means(algorithm: str, found: Sequence[Run], ranges: str) -> Table:
 
 
 def _scores_at(
-    mark: int, env: str, level_set: str, found: Sequence[Run], ranges: str
+    mark: int, env: str, level_set: str, found: Sequence[StoredRun], ranges: str
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Normalised returns of our runs and of the published ones; None without an evaluation there.
 

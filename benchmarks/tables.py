@@ -85,7 +85,7 @@ def renew(text: str) -> str:
 
 
 @functools.cache
-def kept(algorithm: str, game: str) -> list[runs.Run]:
+def kept(algorithm: str, game: str) -> list[runs.StoredRun]:
     """The kept runs of an algorithm on a game, by seed."""
     found = [(path.parent, json.loads(path.read_text())) for path in RUNS.glob("*/results.json")]
     of_game = [path for path, results in found if (results["algorithm"], results["env"]) == (algorithm, game)]
@@ -98,7 +98,7 @@ def window_mean(curve: tuple[np.ndarray, np.ndarray], step: float) -> float:
     return float(returns[(at > step - _WINDOW) & (at <= step)].mean())
 
 
-def training(run: runs.Run, step: float) -> float:
+def training(run: runs.StoredRun, step: float) -> float:
     """The mean training return of a run over the ten updates that end at an env step."""
     return window_mean(run.points("rollout/episode_return"), step)
 
@@ -194,7 +194,7 @@ def short_table(game: str, games: Sequence[str]) -> str:
     return _table(head, rows)
 
 
-def _ours(run: runs.Run, level_set: str) -> float:
+def _ours(run: runs.StoredRun, level_set: str) -> float:
     """The return of a run on a level set, as the tables have it."""
     return training(run, _END) if level_set == "train" else run.final_return("test")
 

@@ -20,7 +20,7 @@ def train(
     *,
     algorithm: str = "ppo",
     only_read: bool = False,
-) -> list[runs.Run]:
+) -> list[runs.StoredRun]:
     """Runs of an algorithm, one a seed, in folders of their own; one that is complete is only read.
 
     `only_read` leaves out the runs that are not complete.

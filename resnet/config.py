@@ -90,7 +90,7 @@ class Learning:
 
 
 @dataclass(frozen=True)
-class Run(settings.Run):
+class RunSettings(settings.RunSettings):
     """The run's folder."""
 
     checkpoint_every: Annotated[int, COUNT] = 200
@@ -109,11 +109,11 @@ class Run(settings.Run):
 
 # A dataclass collects its fields from the last base to the first.
 @dataclass(frozen=True)
-class Config(Run, Learning, Task, settings.Settings):
+class Config(RunSettings, Learning, Task, settings.Settings):
     """All settings of a run. One field a flag. `parse` gives checked ones with `run_name` filled in."""
 
     algorithm: str = "resnet"
-    sections: ClassVar[tuple[type, ...]] = (Task, Learning, settings.Hardware, Run)
+    sections: ClassVar[tuple[type, ...]] = (Task, Learning, settings.Hardware, RunSettings)
     step_name: ClassVar[str] = "step"
 
     @property

@@ -271,7 +271,7 @@ def training_pass(augment: str, seed: int, epoch: int, count: int) -> Pass:
 
 
 @dataclass(frozen=True)
-class Batch:
+class ImageBatch:
     """One worker's part of a batch, for each of its R replicas.
 
     Images uint8 [R, b, H, W, C], labels int32 [R, b], weights float32 [R, b]: 1, or 0 for images
@@ -293,7 +293,7 @@ class Share:
     workers: int = 1
     replicas: int = 1
 
-    def batches(self, split: Split, passes: Iterable[Pass], start: int = 0) -> Iterator[Batch]:
+    def batches(self, split: Split, passes: Iterable[Pass], start: int = 0) -> Iterator[ImageBatch]:
         """This worker's part of the batches of `passes`, from batch `start` of the first pass on.
 
         Every image of a pass has weight 1 in exactly one place of one worker. A pass's last batch is filled
@@ -323,7 +323,7 @@ class Share:
             with tf.device("CPU:0"):
                 data = tf.data.Dataset.from_tensor_slices(chosen)
                 data = data.map(put_together, num_parallel_calls=tf.data.AUTOTUNE).prefetch(_PREFETCH)
-            yield from (Batch(**batch) for batch in data.as_numpy_iterator())
+            yield from (ImageBatch(**batch) for batch in data.as_numpy_iterator())
             start = 0
 
 

@@ -22,7 +22,7 @@ from tfrl.run.checkpoint import under, with_prefix
 from tfrl.workers import tf_config
 
 if TYPE_CHECKING:
-    from resnet.data import Batch, Dataset
+    from resnet.data import Dataset, ImageBatch
     from tfrl.workers.strategy import Runtime
 
 _USAGE = "python -m resnet.evaluate RUN"
@@ -135,7 +135,7 @@ def _test_saved_model(config: Config, runtime: Runtime, dataset: Dataset, path: 
     return test(runtime, graph(scores_of), _batches(config, runtime, dataset))
 
 
-def _batches(config: Config, runtime: Runtime, dataset: Dataset) -> Iterator[Batch]:
+def _batches(config: Config, runtime: Runtime, dataset: Dataset) -> Iterator[ImageBatch]:
     """This worker's part of the batches of test images."""
     from resnet.data import Pass, Share
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 import resnet
 from resnet import data
 from resnet.config import Config
-from resnet.data import Batch, Dataset, Share
+from resnet.data import Dataset, ImageBatch, Share
 from resnet.operations import portable
 from tfrl.cli.endings import NUM_VOTES, Stopped, stop_code
 from tfrl.cli.errors import TrainingError, UserError
@@ -98,7 +98,9 @@ class Classifier:
 
     # Training
 
-    def step(self, batch: Batch, learning_rate: float, votes: Sequence[float] | None = None) -> tf.Tensor:
+    def step(
+        self, batch: ImageBatch, learning_rate: float, votes: Sequence[float] | None = None
+    ) -> tf.Tensor:
         """One gradient step. Returns its results of all replicas together, float32 [2 + NUM_VOTES + 1].
 
         They are the mean loss (without the penalty), the share of hits, the mean of the workers' `votes`
@@ -149,7 +151,7 @@ class Classifier:
 
     # Testing
 
-    def test(self, batches: Iterable[Batch]) -> tuple[float, int]:
+    def test(self, batches: Iterable[ImageBatch]) -> tuple[float, int]:
         """Mean loss and number of hits on the batches of all workers, as of the function `test`."""
         return test(self._runtime, self._test, batches)
 
@@ -238,7 +240,7 @@ def build(config: Config, precision: str, *, image_shape: tuple[int, ...], class
     return model
 
 
-def test(runtime: Runtime, scores_of: Callable[..., Any], batches: Iterable[Batch]) -> tuple[float, int]:
+def test(runtime: Runtime, scores_of: Callable[..., Any], batches: Iterable[ImageBatch]) -> tuple[float, int]:
     """Mean loss and number of hits on the batches of all workers.
 
     `scores_of` runs `scores` on all replicas, for images, labels and weights. Raises TrainingError if the
@@ -299,7 +301,7 @@ class ImageLearner(loop.Learner):
         self._steps_per_epoch = -(-len(dataset.train) // config.batch_size)
         steps = config.epochs * self._steps_per_epoch
         self._num_steps = min(steps, config.max_steps or steps)
-        self._batches: Iterator[Batch] | None = None
+        self._batches: Iterator[ImageBatch] | None = None
         self._sums = np.zeros(_SUMS)  # of the steps since the last row of metrics
         self._hits = 0  # of the last test
         self._rate = math.nan  # the learning rate that a callback has set; NaN: the schedule's
@@ -445,7 +447,7 @@ class ImageLearner(loop.Learner):
         session.raise_if_stopped()
         session.phase("testing")
 
-        def batches() -> Iterator[Batch]:
+        def batches() -> Iterator[ImageBatch]:
             for batch in self._share.batches(test, [data.Pass(np.arange(len(test)))]):
                 session.watchdog.beat()
                 yield batch

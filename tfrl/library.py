@@ -193,7 +193,7 @@ class Trainer:
         self._command, self._config, self._callbacks = command, config, callbacks
         self._contexts = contextlib.ExitStack()
         self._between = contextlib.ExitStack()  # the context in which the user's code runs
-        self._loop: loop.Run | None = None  # once the context has begun
+        self._loop: loop.TrainingRun | None = None  # once the context has begun
         self._ended = False  # in this process
 
     def __enter__(self) -> Trainer:
@@ -274,12 +274,12 @@ class Trainer:
         return path
 
     @property
-    def _begun(self) -> loop.Run:
+    def _begun(self) -> loop.TrainingRun:
         if self._loop is None:
             raise SettingsError("the run has not begun: write `with tfrl.trainer(...) as trainer:`.")
         return self._loop
 
-    def _call(self, method: Callable[[loop.Run], Any]) -> Any:
+    def _call(self, method: Callable[[loop.TrainingRun], Any]) -> Any:
         """Calls a method of the run, which may end it; returns its result."""
         run = self._begun
         if self._ended:
@@ -290,7 +290,7 @@ class Trainer:
         self._return(run)
         return result
 
-    def _return(self, run: loop.Run) -> None:
+    def _return(self, run: loop.TrainingRun) -> None:
         """Returns to the user's code. Ends the run here if a signal or a stop file has stopped it."""
         if run.code is None:
             self._between.enter_context(run.unhurried())

@@ -31,7 +31,7 @@ from tfrl.envs.published import (
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, games, level_set_title
 from tfrl.reporting import runs as run_folders
 from tfrl.reporting import scores
-from tfrl.reporting.runs import Group, Run, over_games, run_names, variants
+from tfrl.reporting.runs import Group, StoredRun, over_games, run_names, variants
 from tfrl.run import files
 from tfrl.run.folder import EVALUATION_FILE, read_json
 
@@ -179,7 +179,7 @@ def write_supervised(paths: Sequence[Path], out: Path) -> Path:
     return written
 
 
-def write(loaded: Sequence[Run], out: Path) -> Path:
+def write(loaded: Sequence[StoredRun], out: Path) -> Path:
     """Writes `out/report.html` and `out/plots/*.png`, and warns on stderr. Returns the page's path.
 
     Raises UserError if the folder cannot be written.
@@ -257,7 +257,7 @@ def notes(groups: Sequence[Group]) -> list[str]:
     return found
 
 
-def render(runs: Sequence[Run], groups: Sequence[Group], pictures: Mapping[str, bytes]) -> str:
+def render(runs: Sequence[StoredRun], groups: Sequence[Group], pictures: Mapping[str, bytes]) -> str:
     """Returns the page as HTML. It contains its pictures, and has no script.
 
     Args:
@@ -436,7 +436,7 @@ def _improvements(groups: Sequence[Group]) -> list[dict[str, str]]:
     return rows
 
 
-def _videos(runs: Sequence[Run]) -> str:
+def _videos(runs: Sequence[StoredRun]) -> str:
     """The two newest videos of each run, up to four in all."""
     shown = []
     for run, name in zip(runs, run_names(runs), strict=True):
@@ -455,7 +455,7 @@ def _videos(runs: Sequence[Run]) -> str:
     return f"<h2>Videos</h2><div class='videos'>{''.join(shown[:_MOST_VIDEOS])}</div>" if shown else ""
 
 
-def _evaluations(runs: Sequence[Run]) -> list[dict[str, str]]:
+def _evaluations(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
     """The content of each run's eval.json, of `python -m tfrl.evaluate`: a row for each evaluation."""
     rows = []
     for run, name in zip(runs, run_names(runs), strict=True):
@@ -469,7 +469,7 @@ def _evaluations(runs: Sequence[Run]) -> list[dict[str, str]]:
     return rows
 
 
-def _settings(runs: Sequence[Run], groups: Sequence[Group]) -> str:
+def _settings(runs: Sequence[StoredRun], groups: Sequence[Group]) -> str:
     """The settings in which the variants differ, except for env and seed, and those of all runs."""
     differing = run_folders.differences(runs)
     labels = {run.path: g.label for g in groups for run in (*g.runs, *g.repeated)}
@@ -492,7 +492,7 @@ def _settings(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     return f"<h2>Settings</h2>{differences}<details><summary>{what}</summary>{_table(same)}</details>"
 
 
-def _run_rows(runs: Sequence[Run]) -> list[dict[str, str]]:
+def _run_rows(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
     rows = []
     for run, name in zip(runs, run_names(runs), strict=True):
         config, done = run.config, run.results or {}

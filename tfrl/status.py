@@ -67,7 +67,7 @@ def _runs(folder: Path) -> list[Path]:
     return [run for path in below for run in _runs(path)]
 
 
-def row(run: runs.Run) -> list[str]:
+def row(run: runs.StoredRun) -> list[str]:
     """The cells of a run: state, env steps, share done, return, steps/s, time left, age of the last row.
 
     The time left is that to the end at the latest, at the mean speed so far.

@@ -30,7 +30,7 @@ from tfrl.config.distributed import check_address, how_to_install_ray
 from tfrl.experience.episodes import evaluation_columns
 from tfrl.library import command_of
 from tfrl.remote import reach_other_machines
-from tfrl.remote.trials import SUPERVISED, Outcome, Sweep, outcome, plan, trial_name
+from tfrl.remote.trials import SUPERVISED, Sweep, TrialState, outcome, plan, trial_name
 from tfrl.run import files
 from tfrl.run.folder import locked, read_json
 
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     os.umask(os.umask(0) | 0o022)  # what a sweep makes passes `check_owner`
     files.make_folder(logdir)
 
-    def outcomes() -> list[Outcome]:
+    def outcomes() -> list[TrialState]:
         return [outcome(sweep, logdir, index) for index in range(len(sweep.trials))]
 
     with locked(logdir, does="sweeps", instead="--logdir"):
@@ -181,7 +181,7 @@ def check_owner(logdir: Path) -> None:
             )
 
 
-def live_table(sweep: Sweep, trials: Callable[[], Sequence[Outcome]], console: Console) -> Live:
+def live_table(sweep: Sweep, trials: Callable[[], Sequence[TrialState]], console: Console) -> Live:
     """Shows the table of the trials while they run, if the console is a terminal.
 
     Args:
@@ -219,7 +219,7 @@ def _claim(logdir: Path, sweep: Sweep) -> None:
         raise UserError(f"{logdir} holds another sweep; give the same flags, or another --logdir.")
 
 
-def _conclude(sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
+def _conclude(sweep: Sweep, outcomes: Sequence[TrialState]) -> int:
     """Shows the table and the best command.
 
     Raises TrainingError if trials failed, or none has the metric.
@@ -244,7 +244,7 @@ def _conclude(sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
     return 0
 
 
-def _table(sweep: Sweep, trials: Sequence[Outcome]) -> Table:
+def _table(sweep: Sweep, trials: Sequence[TrialState]) -> Table:
     names, supervised = list(trials[0].settings), sweep.algorithm == SUPERVISED
     columns = ("images",) if supervised else ("return", "env steps")
     table = Table("trial", *names, sweep.metric, *columns, "state", "run")

@@ -193,7 +193,7 @@ def test_returns_of_cleanrl_stand_beside_ours(tmp_path):
     script(tmp_path, "")  # what is kept is not made again
     progress = {"env_steps": np.array([40_000.0, 200_000]), "rollout/episode_return": np.array([7.0, 9])}
     config = settings.reader("sac").parse(["--env", "HalfCheetah-v5", "--seed", "3"])
-    table = learning_gymnasium._beside_cleanrl([runs.Run(tmp_path, config, progress, None)], options)
+    table = learning_gymnasium._beside_cleanrl([runs.StoredRun(tmp_path, config, progress, None)], options)
     assert list(table.columns[1].cells) == ["tfrl", "CleanRL"] * 2
     assert list(table.columns[4].cells) == ["7", "100", "7", "100"]
     assert list(table.columns[5].cells) == ["9", "99", "9", "99"]

@@ -15,7 +15,7 @@ from tfrl import tune
 from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import TrainingError
 from tfrl.cli.settings import to_yaml
-from tfrl.remote.trials import Outcome, Sampled, plan
+from tfrl.remote.trials import Sampled, TrialState, plan
 
 CATCH = ["--env", "catch", "--torso", "linear"]
 PBT = {"scheduler": "pbt", "samples": ["lr=loguniform:1e-5,1e-2"], "flags": [*CATCH, "--eval-every", "1"]}
@@ -223,7 +223,7 @@ def test_a_folder_into_which_others_may_write_is_refused(tmp_path):
 
 
 def trial(tmp_path, **changes):
-    plain = Outcome("trial-000", tmp_path, "running", {"lr": 1e-3}, 7200, 0.5, None, None)
+    plain = TrialState("trial-000", tmp_path, "running", {"lr": 1e-3}, 7200, 0.5, None, None)
     return plain._replace(**changes)
 
 

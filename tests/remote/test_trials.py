@@ -13,7 +13,7 @@ from checkpoints import assert_same_arrays, learner_arrays, save
 from launching import until
 
 from tfrl.cli.errors import TrainingError
-from tfrl.remote.trials import Part, Sweep, begin, current, is_over, leave, outcome, rows_with, run_part
+from tfrl.remote.trials import Sweep, TrialRun, begin, current, is_over, leave, outcome, rows_with, run_part
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.folder import LEFT_FILE, LOCK_FILE
 
@@ -37,7 +37,7 @@ def make(tmp_path):
     """Makes a trial of 30 env steps whose run is a program; what it tells goes into its list `told`."""
 
     def trial(program, part=None):
-        part = part or Part("trial-000")
+        part = part or TrialRun("trial-000")
         (tmp_path / "tfrl").mkdir(exist_ok=True)
         (
             tmp_path / "tfrl" / "__init__.py"
@@ -83,14 +83,14 @@ def test_the_last_evaluation_is_reported_as_the_last_at_the_end(make, tmp_path):
         **{"value": 2.0, "env_steps": 30, "evaluations": 3, "run": "trial-000"},
         **{"done": True, "finished": True},
     }
-    assert part == Part("trial-000", evaluations=3, seen=30)
+    assert part == TrialRun("trial-000", evaluations=3, seen=30)
     assert not any("done" in metrics for _, metrics in trial.told[:-1])
 
 
 def test_a_run_that_ended_unobserved_is_reported_by_its_last_row(make, tmp_path):
     """It may have ended before the sweep was cut off; then it is not started again."""
     program = "[row(n, n) for n in (10, 20, 30)]\n(place / 'results.json').write_text('{}')"
-    trial = make(program, Part("trial-000-at-5-ab", "start", 5, 2, 10))
+    trial = make(program, TrialRun("trial-000-at-5-ab", "start", 5, 2, 10))
     (tmp_path / "trial-000-at-5-ab" / "results.json").touch()
     for n in (10, 20, 25):
         with (tmp_path / "trial-000-at-5-ab" / "progress.csv").open("a") as file:
@@ -123,7 +123,7 @@ def donor(logdir, *updates, name="trial-003"):
     for update in updates:
         save(store, update)
     (logdir / name / "config.yaml").write_text("algorithm: ppo\n")
-    return {"trial": "trial-003", "part": Part(name, evaluations=4, seen=2000)}
+    return {"trial": "trial-003", "part": TrialRun(name, evaluations=4, seen=2000)}
 
 
 def sweep_of(scheduler="pbt"):
@@ -138,7 +138,7 @@ def test_a_trial_begins_with_the_weights_that_were_compared_and_says_so_in_its_n
     told = donor(tmp_path, 1, 2, 3)
     part = begun(tmp_path, told)
     assert part.run.startswith("trial-000-at-2000-")
-    assert part == Part(part.run, f"{part.run}/weights-of-trial-003", 2000, 4)
+    assert part == TrialRun(part.run, f"{part.run}/weights-of-trial-003", 2000, 4)
     kept = CheckpointStore(tmp_path / part.start / "checkpoints", keep=1).load(pytest.fail)
     assert (kept.update, kept.env_steps) == (2, 2000)
     assert_same_arrays(kept.learner, learner_arrays(2))
@@ -147,7 +147,7 @@ def test_a_trial_begins_with_the_weights_that_were_compared_and_says_so_in_its_n
 
 def test_a_resumed_sweep_finds_the_current_run_of_each_trial(tmp_path):
     (tmp_path / "trial-000").mkdir()
-    assert current(tmp_path, "trial-000", {"lr": 1e-3}) == (Part("trial-000"), {"lr": 1e-3})
+    assert current(tmp_path, "trial-000", {"lr": 1e-3}) == (TrialRun("trial-000"), {"lr": 1e-3})
     told = donor(tmp_path, 2)
     one, other = (begun(tmp_path, told, lr) for lr in (2e-3, 4e-3))
     assert one.run != other.run and one.offset == other.offset == 2000

@@ -93,7 +93,7 @@ def run(folder, name, *, stop_at=None, exit_code=130, console=None, **changes):
     console = console or Console(enabled=False)
     parts = (config, runtime, console, StopAt(folder, stop_at, exit_code), watchdog)
     session = Session(*parts)
-    code = loop.Run(config, session, ImageLearner(config, session, DATA), followed=False).run()
+    code = loop.TrainingRun(config, session, ImageLearner(config, session, DATA), followed=False).run()
     path = config.run_dir / "results.json"
     return code, json.loads(path.read_text()) if path.exists() else None
 

@@ -75,7 +75,7 @@ def run(folder, name, *callbacks, stop_at=None, **changes):
     stop = StopAt(folder, stop_at)
     session = Session(config, strategy.make(config, None), Console(enabled=False), stop, watchdog)
     made = [train.main.as_callback(callback) for callback in callbacks]
-    code = loop.Run(config, session, ImageLearner(config, session, DATA), made, followed=False).run()
+    code = loop.TrainingRun(config, session, ImageLearner(config, session, DATA), made, followed=False).run()
     path = config.run_dir / "results.json"
     return code, json.loads(path.read_text()) if path.exists() else None
 

@@ -329,7 +329,7 @@ def test_an_evaluation_by_env_steps_that_was_stopped_is_done_on_resume(small, tm
 def test_a_run_that_begins_again_before_its_first_checkpoint_says_so(small, tmp_path):
     session = types.SimpleNamespace(runtime=strategy.make(small(), None), found=None)
     learner = types.SimpleNamespace(summary=dict, callbacks=(), unit="env steps")
-    run = loop.Run(small(), session, learner, followed=False)
+    run = loop.TrainingRun(small(), session, learner, followed=False)
     shown = [run._summary(logged).get("lost") for logged in (0, 384)]
     assert shown == [None, "384 env steps before the first checkpoint, which are taken again"]
 

@@ -97,7 +97,7 @@ def test_numbers_of_infos_are_columns(plain, capsys):
 
 def test_rows_and_columns_are_the_same_resumed_with_env_processes(plain, tmp_path, capsys):
     """It is killed after its second update, whose rows are written and not saved."""
-    save, counts = loop.Run._save, []
+    save, counts = loop.TrainingRun._save, []
 
     def killed(run):
         counts.append(run.updates)
@@ -107,7 +107,7 @@ def test_rows_and_columns_are_the_same_resumed_with_env_processes(plain, tmp_pat
 
     further = {"env_processes": 2, "logdir": tmp_path}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Run, "_save", killed)
+        patch.setattr(loop.TrainingRun, "_save", killed)
         with pytest.raises(KeyboardInterrupt):
             tfrl.train("ppo", **PPO | further)
     before = rows_of(tfrl.Run(tmp_path / "r"))

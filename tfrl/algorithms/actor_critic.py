@@ -13,7 +13,7 @@ from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT, FRACTION, MOST, NATURAL, NOT_NEGATIVE, POSITIVE
 from tfrl.config.distributed import DistributedSettings
-from tfrl.config.run import ENVS, GAMMA_OF_ROLLOUTS, Network, ScheduledLearning
+from tfrl.config.run import ENVS, GAMMA_OF_ROLLOUTS, NetworkSettings, ScheduledLearning
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.networks.weights import torso_vectors
@@ -62,7 +62,7 @@ class Rollouts(ScheduledLearning):
 
 
 @dataclass(frozen=True)
-class RolloutSettings(Network, Rollouts, DistributedSettings):
+class RolloutSettings(NetworkSettings, Rollouts, DistributedSettings):
     """The settings of algorithms that learn from each rollout in one update."""
 
     @property

@@ -15,7 +15,7 @@ from tfrl.algorithms.offline import Offline, OfflineAgent, OfflineSettings, Offl
 from tfrl.algorithms.replay import Rows
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import NATURAL, NOT_NEGATIVE, Range
-from tfrl.config.run import Hardware, Network, Run
+from tfrl.config.run import Hardware, NetworkSettings, RunSettings
 from tfrl.envs import registry
 from tfrl.envs.spec import Box
 from tfrl.ops.graph import compiled, tf
@@ -42,11 +42,11 @@ class BC:
 
 
 @dataclass(frozen=True)
-class Config(BC, Network, OfflineSettings):
+class Config(BC, NetworkSettings, OfflineSettings):
     """All settings of behaviour cloning. One field a flag."""
 
     algorithm: str = "bc"
-    sections: ClassVar[tuple[type, ...]] = (OfflineTask, Offline, BC, Network, Hardware, Run)
+    sections: ClassVar[tuple[type, ...]] = (OfflineTask, Offline, BC, NetworkSettings, Hardware, RunSettings)
     make_network = RolloutSettings.make_network  # it takes these settings, too
 
     def default_preset(self) -> str:

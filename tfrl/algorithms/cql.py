@@ -16,7 +16,7 @@ from tfrl.algorithms.offline import OfflineAgent, OfflineSettings, OfflineTask, 
 from tfrl.algorithms.replay import Rows
 from tfrl.algorithms.sac import SAC, SACAgent
 from tfrl.cli.flags import COUNT, NOT_NEGATIVE
-from tfrl.config.run import Hardware, Run, Torso
+from tfrl.config.run import Hardware, RunSettings, Torso
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Box, Discrete
 from tfrl.ops import q_learning
@@ -43,7 +43,7 @@ class Config(CQL, OfflineValues, OfflineSettings):
     """All settings of a CQL run. One field a flag."""
 
     algorithm: str = "cql"
-    sections: ClassVar[tuple[type, ...]] = (OfflineTask, OfflineValues, CQL, Torso, Hardware, Run)
+    sections: ClassVar[tuple[type, ...]] = (OfflineTask, OfflineValues, CQL, Torso, Hardware, RunSettings)
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box, Discrete)
     dueling: ClassVar[bool] = False
     exploration_end: ClassVar[float] = 0.05  # the share of random actions of sampled actions, as in DQN

@@ -35,7 +35,7 @@ from tfrl.algorithms.ppo import PPO, UPDATE, PPOAgent, Samples, Shared
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import NATURAL, NOT_NEGATIVE, Range
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
-from tfrl.config.run import Network, Task
+from tfrl.config.run import NetworkSettings, Task
 from tfrl.envs import registry
 from tfrl.experience.levels import LevelReplay
 from tfrl.experience.rollout import Rollout
@@ -71,7 +71,14 @@ class Config(DAAC, ppo.Config):
     """All settings of a run of DAAC or IDAAC. One field a flag."""
 
     algorithm: str = "daac"
-    sections: ClassVar[tuple[type, ...]] = (Task, PPO, DAAC, LevelReplay, Network, *DISTRIBUTED_SECTIONS)
+    sections: ClassVar[tuple[type, ...]] = (
+        Task,
+        PPO,
+        DAAC,
+        LevelReplay,
+        NetworkSettings,
+        *DISTRIBUTED_SECTIONS,
+    )
 
     @property
     def minibatch_epochs(self) -> int:

@@ -25,7 +25,7 @@ from tfrl.algorithms.ppo import PPO, PPOAgent, Samples
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import NOT_NEGATIVE
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
-from tfrl.config.run import Network, Task
+from tfrl.config.run import NetworkSettings, Task
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.experience.levels import LevelReplay
@@ -57,7 +57,14 @@ class Config(DrAC, ppo.Config):
     """All settings of a run of data-regularised PPO. One field a flag."""
 
     algorithm: str = "drac"
-    sections: ClassVar[tuple[type, ...]] = (Task, PPO, DrAC, LevelReplay, Network, *DISTRIBUTED_SECTIONS)
+    sections: ClassVar[tuple[type, ...]] = (
+        Task,
+        PPO,
+        DrAC,
+        LevelReplay,
+        NetworkSettings,
+        *DISTRIBUTED_SECTIONS,
+    )
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Discrete,)
 
     @property

@@ -17,7 +17,7 @@ from tfrl.algorithms.algorithm import check_finite
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
-from tfrl.config.run import ENVS, Network, Task
+from tfrl.config.run import ENVS, NetworkSettings, Task
 from tfrl.envs import registry
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, returns
@@ -54,7 +54,7 @@ class Config(IMPALA, RolloutSettings):
     """All settings of an IMPALA run. One field a flag."""
 
     algorithm: str = "impala"
-    sections: ClassVar[tuple[type, ...]] = (Task, IMPALA, Network, *DISTRIBUTED_SECTIONS)
+    sections: ClassVar[tuple[type, ...]] = (Task, IMPALA, NetworkSettings, *DISTRIBUTED_SECTIONS)
     aliases: ClassVar[Mapping[str, str]] = {
         **RolloutSettings.aliases,
         "update_freq": "num_steps",
@@ -98,7 +98,7 @@ _METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "vtrace_rho")
 _MOMENTS = ("target", "target_square", "error", "error_square")
 
 
-class Batch(NamedTuple):
+class Trajectories(NamedTuple):
     """The rollouts of all envs of a replica, or of some.
 
     Attributes:
@@ -175,7 +175,7 @@ class ImpalaAgent(ActorCriticAgent):
         config = self._config
         scale = learning_rate(config.lr_schedule, 1.0, number, config.num_updates)
         self.acting.forget_weights()
-        arrays = Batch(
+        arrays = Trajectories(
             rollout.observations,
             rollout.actions,
             log_probs=rollout.extras["log_prob"],
@@ -200,12 +200,12 @@ class ImpalaAgent(ActorCriticAgent):
         return {f"train/{name}": value for name, value in metrics.items()}
 
     @compiled()
-    def _learn(self, batch: Batch, index: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    def _learn(self, batch: Trajectories, index: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
         """One gradient step from the minibatch `index`; its metrics in order, float32 [N]."""
         metrics = self._runtime.strategy.run(self._learn_on_replica, args=(batch, index, scale))
         return self._runtime.first(metrics)
 
-    def _learn_on_replica(self, batch: Batch, index: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    def _learn_on_replica(self, batch: Trajectories, index: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
         """The gradient step of this replica's envs; `scale` multiplies the learning rate."""
         config = self._config
         # Every n-th env, so that a minibatch has the same global envs on any number of replicas.
@@ -214,7 +214,7 @@ class ImpalaAgent(ActorCriticAgent):
         metrics = self.learning.steps["update"].step(envs, batch, scale).metrics
         return tf.stack([metrics[name] for name in (*_METRICS, *_MOMENTS, "grad_norm")])
 
-    def _loss(self, weights: Weights, envs: tf.Tensor, batch: Batch) -> Losses:
+    def _loss(self, weights: Weights, envs: tf.Tensor, batch: Trajectories) -> Losses:
         """The losses of all samples of the envs with indices int32 [b]."""
         config = self._config
         batch = self.gather(batch, envs, axis=1)

@@ -17,7 +17,7 @@ from tfrl.algorithms.bc import log_likelihood
 from tfrl.algorithms.offline import OfflineAgent, OfflineSettings, OfflineTask, OfflineValues
 from tfrl.algorithms.replay import Rows
 from tfrl.cli.flags import NOT_NEGATIVE, POSITIVE, Range
-from tfrl.config.run import Hardware, Run, Torso
+from tfrl.config.run import Hardware, RunSettings, Torso
 from tfrl.envs.spec import ActionSpec, Box, Discrete
 from tfrl.ops import q_learning
 from tfrl.ops.graph import tf
@@ -45,7 +45,7 @@ class Config(IQL, OfflineValues, OfflineSettings):
     """All settings of an IQL run. One field a flag."""
 
     algorithm: str = "iql"
-    sections: ClassVar[tuple[type, ...]] = (OfflineTask, OfflineValues, IQL, Torso, Hardware, Run)
+    sections: ClassVar[tuple[type, ...]] = (OfflineTask, OfflineValues, IQL, Torso, Hardware, RunSettings)
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box, Discrete)
     make_network = sac.Config.make_network  # it takes these settings, too
 

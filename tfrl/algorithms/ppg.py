@@ -26,7 +26,7 @@ from tfrl.algorithms.ppo import PPO, Estimates, PPOAgent
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT, NOT_NEGATIVE, POSITIVE, Range
 from tfrl.config.distributed import Actors, Learners
-from tfrl.config.run import Hardware, Network, Run, Task
+from tfrl.config.run import Hardware, NetworkSettings, RunSettings, Task
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.experience.levels import LevelReplay
@@ -73,7 +73,16 @@ class Config(PPG, ppo.Config):
     """
 
     algorithm: str = "ppg"
-    sections: ClassVar[tuple[type, ...]] = (Task, PPO, PPG, LevelReplay, Network, Hardware, Learners, Run)
+    sections: ClassVar[tuple[type, ...]] = (
+        Task,
+        PPO,
+        PPG,
+        LevelReplay,
+        NetworkSettings,
+        Hardware,
+        Learners,
+        RunSettings,
+    )
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Discrete,)
     takes_own_heads: ClassVar[bool] = False  # the auxiliary head needs features
 

@@ -20,7 +20,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import FRACTION, NATURAL, NOT_NEGATIVE, POSITIVE, Range
 from tfrl.cli.settings import preset_files
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
-from tfrl.config.run import Network, Task
+from tfrl.config.run import NetworkSettings, Task
 from tfrl.envs import registry
 from tfrl.experience.levels import MOST_LEVELS, LevelReplay
 from tfrl.experience.rollout import Rollout
@@ -82,7 +82,7 @@ class Config(PPO, LevelReplay, RolloutSettings):
     """All settings of a PPO run; the defaults are the preset openai-easy. One field a flag."""
 
     algorithm: str = "ppo"
-    sections: ClassVar[tuple[type, ...]] = (Task, PPO, LevelReplay, Network, *DISTRIBUTED_SECTIONS)
+    sections: ClassVar[tuple[type, ...]] = (Task, PPO, LevelReplay, NetworkSettings, *DISTRIBUTED_SECTIONS)
     aliases: ClassVar[Mapping[str, str]] = {
         **RolloutSettings.aliases,
         "update_freq": "num_steps",

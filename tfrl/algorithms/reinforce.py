@@ -13,7 +13,7 @@ from tfrl.algorithms.algorithm import Agent, check_finite
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import ANY, COUNT, MOST, NOT_NEGATIVE, POSITIVE, TIMEOUT, Range
 from tfrl.cli.settings import NoResult
-from tfrl.config.run import ENVS, Hardware, Learning, RLSettings, Run, Task, Torso
+from tfrl.config.run import ENVS, Hardware, Learning, RLSettings, RunSettings, Task, Torso
 from tfrl.envs import registry
 from tfrl.experience.rollout import EpisodeBatch, normalized
 from tfrl.ops import losses
@@ -61,7 +61,7 @@ class Config(Observers, REINFORCE, RLSettings):
     """All settings of a REINFORCE run. One field a flag."""
 
     algorithm: str = "reinforce"
-    sections: ClassVar[tuple[type, ...]] = (Task, REINFORCE, Torso, Hardware, Observers, Run)
+    sections: ClassVar[tuple[type, ...]] = (Task, REINFORCE, Torso, Hardware, Observers, RunSettings)
     updates_vary: ClassVar[bool] = True
 
     preset: str = "default"

@@ -10,7 +10,7 @@ from tfrl.algorithms.offline import OfflineAgent, OfflineSettings, OfflineTask, 
 from tfrl.algorithms.replay import Rows
 from tfrl.algorithms.td3 import TD3, TD3Agent
 from tfrl.cli.flags import POSITIVE
-from tfrl.config.run import Hardware, Run, Torso
+from tfrl.config.run import Hardware, RunSettings, Torso
 from tfrl.envs.spec import ActionSpec, Box
 from tfrl.ops.graph import tf
 from tfrl.workers.data_parallel import Losses, Weights
@@ -29,7 +29,7 @@ class Config(TD3BC, OfflineValues, OfflineSettings):
     """All settings of a TD3+BC run. One field a flag."""
 
     algorithm: str = "td3_bc"
-    sections: ClassVar[tuple[type, ...]] = (OfflineTask, OfflineValues, TD3BC, Torso, Hardware, Run)
+    sections: ClassVar[tuple[type, ...]] = (OfflineTask, OfflineValues, TD3BC, Torso, Hardware, RunSettings)
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box,)
     make_network = td3.Config.make_network  # it takes these settings, too
 

@@ -99,7 +99,7 @@ class Hardware(NoResult):
 
 
 @dataclass(frozen=True)
-class Run(NoResult):
+class RunSettings(NoResult):
     """The run's folder."""
 
     logdir: str = "logs"
@@ -122,7 +122,7 @@ class Run(NoResult):
 
 
 @dataclass(frozen=True)
-class Command:
+class CommandSettings:
     """The command itself."""
 
     config: str | None = None
@@ -142,7 +142,7 @@ _CHANGED_FIRST = frozenset(
 
 
 @dataclass(frozen=True)
-class Settings(Run, Hardware, ABC):
+class Settings(RunSettings, Hardware, ABC):
     """The settings of every trainer; a base for a frozen dataclass of flags.
 
     Attributes:
@@ -386,7 +386,7 @@ class Reader(Generic[SettingsT]):
     @cached_property
     def flag_kinds(self) -> dict[str, Any]:
         """The types of all flags, by name."""
-        types = setting_types(self.kind) | typing.get_type_hints(Command)
+        types = setting_types(self.kind) | typing.get_type_hints(CommandSettings)
         return {name: kind for name, kind in types.items() if name != "algorithm"}
 
     def _read_file(self, path: str | Path) -> dict[str, Any]:
@@ -443,7 +443,7 @@ class Reader(Generic[SettingsT]):
 
     def _help(self, *, whole: bool) -> NoReturn:
         """Prints the help and exits; the whole help has all settings and the presets' values."""
-        values = vars(Command()) | vars(self._over_preset({}).complete()) | {"run_name": None}
+        values = vars(CommandSettings()) | vars(self._over_preset({}).complete()) | {"run_name": None}
         groups = []
         for title, about, kinds, texts in self._groups():
             known = {name: kind for name, kind in kinds.items() if whole or name in _CHANGED_FIRST}
@@ -461,10 +461,15 @@ class Reader(Generic[SettingsT]):
     def _groups(self) -> Iterator[tuple[str, str, dict[str, Any], dict[str, str]]]:
         """The groups of --help: title, a line about it, and the types and texts of its fields."""
         mine, texts = setting_types(self.kind), texts_of(self.kind)
-        for section in (*self.kind.sections, Command):
+        for section in (*self.kind.sections, CommandSettings):
             kinds = typing.get_type_hints(section) | {"preset": mine["preset"]}
             of_section = {field.name: kinds[field.name] for field in dataclasses.fields(section)}
-            yield section.__name__, _first_line(section), of_section, texts | texts_of(section)
+            yield (
+                section.__name__.removesuffix("Settings"),
+                _first_line(section),
+                of_section,
+                texts | texts_of(section),
+            )
             if section is self.kind.sections[0]:
                 own = {name: mine[name] for name in own_settings(self.kind)}
                 yield self.own, _first_line(self.kind), own, texts

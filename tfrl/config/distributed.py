@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, TypeGuard
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import TIMEOUT, Range
 from tfrl.cli.settings import NoResult
-from tfrl.config.run import Hardware, RLSettings, Run, ScheduledLearning
+from tfrl.config.run import Hardware, RLSettings, RunSettings, ScheduledLearning
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -58,7 +58,7 @@ class Learners(NoResult):
     more are workers of MultiWorkerMirroredStrategy, on the nodes of --ray-address or on this machine."""
 
 
-DISTRIBUTED_SECTIONS = (Hardware, Lag, Actors, Learners, Run)
+DISTRIBUTED_SECTIONS = (Hardware, Lag, Actors, Learners, RunSettings)
 """The last sections of algorithms whose settings extend `DistributedSettings`."""
 
 

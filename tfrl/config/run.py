@@ -126,7 +126,7 @@ class Torso:
 
 
 @dataclass(frozen=True)
-class Network(Torso, EnvSettings):
+class NetworkSettings(Torso, EnvSettings):
     """The network.
 
     Attributes:
@@ -302,7 +302,7 @@ class Hardware(settings.Hardware):
 
 
 @dataclass(frozen=True)
-class Run(settings.Run):
+class RunSettings(settings.RunSettings):
     """The run's folder."""
 
     run_name: str | None = None
@@ -349,7 +349,7 @@ class ScheduledLearning(Learning):
 
 
 @dataclass(frozen=True)
-class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
+class RLSettings(RunSettings, Hardware, Torso, Learning, Task, Settings):
     """The settings of every algorithm.
 
     Attributes:
@@ -494,9 +494,9 @@ class RLSettings(Run, Hardware, Torso, Learning, Task, Settings):
         changes: dict[str, Any] = {
             name: expand_home(path) for name, path in paths.items() if path is not None
         }
-        if isinstance(config, Network) and config.critic_torso is not None:
+        if isinstance(config, NetworkSettings) and config.critic_torso is not None:
             changes["share_torso"] = False
-        elif isinstance(config, Network) and config.has_own_heads:
+        elif isinstance(config, NetworkSettings) and config.has_own_heads:
             changes["share_torso"] = True
         if config.max_episodes == -1:
             changes["max_episodes"] = None
@@ -578,16 +578,16 @@ def _check_network(config: RLSettings) -> None:
     config.activations  # noqa: B018 - raises UserError for a wrong list
     if config.has_own_heads:
         _check_own_heads(config)
-    if isinstance(config, Network) and config.freeze_torso and config.torso_weights is None:
+    if isinstance(config, NetworkSettings) and config.freeze_torso and config.torso_weights is None:
         raise UserError("--freeze-torso needs --torso-weights: random weights would stay random.")
-    if isinstance(config, Network) and config.memory_size % 16:
+    if isinstance(config, NetworkSettings) and config.memory_size % 16:
         raise UserError(f"--memory-size must be a multiple of 16; got {config.memory_size}.")
 
 
 def _check_own_heads(config: RLSettings) -> None:
     """Raise UserError if the algorithm or another setting needs features of the user's network."""
     name = f"--torso {config.torso} returns the policy's parameters and the value itself"
-    if not (isinstance(config, Network) and config.takes_own_heads):
+    if not (isinstance(config, NetworkSettings) and config.takes_own_heads):
         raise UserError(
             f"{name}, which is not for {config.algorithm}: let it take one argument and return features."
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfrl.config.run import Network, RLSettings
+from tfrl.config.run import NetworkSettings, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.spec import ActionSpec
 
@@ -67,7 +67,7 @@ class Memory(Carried):
 
 def of_settings(config: RLSettings, envs: int) -> Memory | None:
     """The memory of `envs` envs for these settings; None without --memory."""
-    if not isinstance(config, Network) or config.memory == "none":
+    if not isinstance(config, NetworkSettings) or config.memory == "none":
         return None
     return Memory(envs, config.state_size, registry.specs(config)[1] if config.memory_inputs else None)
 

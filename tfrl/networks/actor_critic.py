@@ -8,8 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfrl.config.run import Network as NetworkSettings
-from tfrl.config.run import RLSettings
+from tfrl.config.run import NetworkSettings, RLSettings
 from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec
 from tfrl.networks import entrance

@@ -24,7 +24,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag, shown
 from tfrl.cli.settings import SETTINGS_FILE, Precision, to_yaml
 from tfrl.cli.streams import tell
-from tfrl.config.run import DECIDE_MLP, DECIDE_WEIGHTS, Network, RLSettings
+from tfrl.config.run import DECIDE_MLP, DECIDE_WEIGHTS, NetworkSettings, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.facts import FACTS_FILE
 from tfrl.networks.distributions import distribution_for
@@ -408,7 +408,7 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> int:
 # --torso-weights
 
 
-def check_torso(config: Network) -> None:
+def check_torso(config: NetworkSettings) -> None:
     """Raises UserError if the run of --torso-weights does not fit --torso; needs no TensorFlow."""
     run = config.torso_weights or ""
     read_torso(run)

@@ -22,9 +22,9 @@ from typing import Any
 from tfrl.cli import endings
 from tfrl.remote.cluster import Cluster, check_gpus, end_with_parent, ray
 from tfrl.remote.trials import (
-    Part,
     Sampled,
     Sweep,
+    TrialRun,
     begin,
     current,
     failure_file,
@@ -169,7 +169,7 @@ def _run_trial(
     failure = failure_file(logdir, name)
     failure.unlink(missing_ok=True)
 
-    def report(part: Part, metrics: Mapping[str, Any]) -> None:
+    def report(part: TrialRun, metrics: Mapping[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as place:
             (Path(place) / _PART).write_text(json.dumps({"trial": name, "part": part}))
             tune.report(dict(metrics), checkpoint=tune.Checkpoint.from_directory(place))

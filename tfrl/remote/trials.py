@@ -28,7 +28,7 @@ from tfrl.config.run import DECIDE_MLP, DECIDE_WEIGHTS, RLSettings
 from tfrl.envs.callables import is_name
 from tfrl.reporting import runs
 from tfrl.run import files
-from tfrl.run.checkpoint import Checkpoint, CheckpointStore, State
+from tfrl.run.checkpoint import CheckpointStore, SavedState, State
 from tfrl.run.folder import LEFT_FILE, RESULTS_FILE, is_held, read_json
 from tfrl.run.metrics import PROGRESS_FILE
 
@@ -42,7 +42,7 @@ _FIXED = (*_OURS, "start_from", "config", "total_steps")
 
 # In a run's folder:
 _OUTPUT = "output.txt"  # the run's stdout and stderr
-_PART = "part.json"  # its `Part`, and the trial's settings in it
+_PART = "part.json"  # its `TrialRun`, and the trial's settings in it
 _POLL_EVERY, _PATIENCE = 0.5, 300.0  # seconds
 _PR_SET_PDEATHSIG = 1
 
@@ -301,7 +301,7 @@ def _typed(value: Any) -> str:
 # A trial's runs
 
 
-class Part(NamedTuple):
+class TrialRun(NamedTuple):
     """A run of a trial, and its evaluations that were reported to the scheduler.
 
     Attributes:
@@ -319,7 +319,7 @@ class Part(NamedTuple):
     seen: int = -1
 
 
-class Outcome(NamedTuple):
+class TrialState(NamedTuple):
     """The state of a trial, read from its folders.
 
     Attributes:
@@ -350,7 +350,7 @@ class Row(NamedTuple):
     value: float
 
 
-def outcome(sweep: Sweep, logdir: Path, index: int) -> Outcome:
+def outcome(sweep: Sweep, logdir: Path, index: int) -> TrialState:
     """The present state of a trial."""
     name = trial_name(index)
     part, own = current(logdir, name, sweep.trials[index])
@@ -373,7 +373,7 @@ def outcome(sweep: Sweep, logdir: Path, index: int) -> Outcome:
     else:
         state = "running" if is_held(run) else "waiting"
     value = rows[-1].value if rows else None
-    return Outcome(name, run, state, own, env_steps, episode_return, value, error)
+    return TrialState(name, run, state, own, env_steps, episode_return, value, error)
 
 
 def failure_file(logdir: Path, name: str) -> Path:
@@ -387,10 +387,10 @@ def is_over(logdir: Path, name: str) -> bool:
     return (run / RESULTS_FILE).is_file() or (run / LEFT_FILE).exists()
 
 
-def current(logdir: Path, name: str, planned: Mapping[str, Any]) -> tuple[Part, Mapping[str, Any]]:
+def current(logdir: Path, name: str, planned: Mapping[str, Any]) -> tuple[TrialRun, Mapping[str, Any]]:
     """The newest part of a trial, with nothing reported yet, and its settings; at first the planned ones."""
     found = read_json(_newest(logdir, name) / _PART)
-    return (Part(name), planned) if found is None else (Part(*found["part"]), found["settings"])
+    return (TrialRun(name), planned) if found is None else (TrialRun(*found["part"]), found["settings"])
 
 
 def _newest(logdir: Path, name: str) -> Path:
@@ -400,7 +400,7 @@ def _newest(logdir: Path, name: str) -> Path:
 
 def begin(
     sweep: Sweep, logdir: Path, name: str, own: Mapping[str, Any], reported: Mapping[str, Any] | None
-) -> Part:
+) -> TrialRun:
     """The part with which a trial continues: a new run if the trial got another trial's weights.
 
     Args:
@@ -421,9 +421,9 @@ def begin(
             evaluations = part.evaluations + len(rows) - 1
             part = part._replace(seen=rows[-2].env_steps, evaluations=evaluations)
     elif reported["trial"] == name:
-        part = Part(*reported["part"])
+        part = TrialRun(*reported["part"])
     else:
-        part = _taken_over(logdir, name, Part(*reported["part"]))
+        part = _taken_over(logdir, name, TrialRun(*reported["part"]))
     place = logdir / part.run
     if not (place / _PART).exists():
         files.make_folder(place)
@@ -432,7 +432,7 @@ def begin(
     return part
 
 
-def _taken_over(logdir: Path, name: str, donor: Part) -> Part:
+def _taken_over(logdir: Path, name: str, donor: TrialRun) -> TrialRun:
     """The part that begins with a copy of another trial's weights."""
     found = _evaluated(logdir / donor.run, donor.seen)
     offset, number = donor.offset + found.env_steps, len(list(logdir.glob(f"{name}-at-*")))
@@ -442,13 +442,13 @@ def _taken_over(logdir: Path, name: str, donor: Part) -> Part:
     files.write(start / SETTINGS_FILE, (logdir / donor.run / SETTINGS_FILE).read_text())
     store = CheckpointStore(start / "checkpoints", keep=1)
     store.save(found.update, State(found.learner, [{}]), env_steps=found.env_steps)
-    return Part(run.name, str(start.relative_to(logdir)), offset, donor.evaluations)
+    return TrialRun(run.name, str(start.relative_to(logdir)), offset, donor.evaluations)
 
 
-def _evaluated(run: Path, env_steps: int) -> Checkpoint:
+def _evaluated(run: Path, env_steps: int) -> SavedState:
     """The checkpoint of an evaluation or, if that is pruned, the next one that exists."""
     store = CheckpointStore(run / "checkpoints", keep=1)
-    found: list[Checkpoint] = []
+    found: list[SavedState] = []
     for update in store.updates():
         try:
             found += filter(None, [store.load(lambda sentence: None, update)])
@@ -472,11 +472,11 @@ def run_part(
     sweep: Sweep,
     logdir: Path,
     own: Mapping[str, Any],
-    part: Part,
+    part: TrialRun,
     *,
     environment: Mapping[str, str],
     folder: str,
-    tell: Callable[[Part, Mapping[str, Any]], None],
+    tell: Callable[[TrialRun, Mapping[str, Any]], None],
 ) -> None:
     """Runs the command of a part to its end, and reports each evaluation.
 

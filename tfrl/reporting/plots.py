@@ -18,7 +18,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from tfrl.envs.published import published_curve
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, level_set_title
 from tfrl.reporting import scores as statistics
-from tfrl.reporting.runs import Group, Run, over_games, read_levels, run_names, variants
+from tfrl.reporting.runs import Group, StoredRun, over_games, read_levels, run_names, variants
 from tfrl.run import files
 from tfrl.run.folder import RESULTS_FILE
 from tfrl.run.metrics import PROGRESS_FILE
@@ -147,7 +147,7 @@ def learning_curves(groups: Sequence[Group]) -> Figure | None:
     return figure
 
 
-def _draw_data(ax: Axes, runs: Sequence[Run]) -> None:
+def _draw_data(ax: Axes, runs: Sequence[StoredRun]) -> None:
     """Draws the mean return of the recorded episodes that runs learn from, and a band of a deviation."""
     sets = {found["name"]: found for run in runs if (found := run.data) is not None}
     for number, (name, found) in enumerate(sets.items()):
@@ -183,7 +183,7 @@ def _draw_seeds(ax: Axes, g: Group, v: int, titles: tuple[str, str]) -> None:
 
 
 @matplotlib.rc_context(STYLE)
-def learning_curve(run: Run) -> Figure:
+def learning_curve(run: StoredRun) -> Figure:
     """Draws one run: mean reward, longest episode, returns and episode lengths against env steps."""
     panels = {
         "rollout/mean_reward": "training: mean reward of an env step",
@@ -220,7 +220,7 @@ def learning_curve(run: Run) -> Figure:
     return figure
 
 
-def save_learning_curve(run: Run) -> Path:
+def save_learning_curve(run: StoredRun) -> Path:
     """Writes `plots/learning_curve.png` in the run's folder, unless a newer one than the progress exists.
 
     Returns its path. Raises OSError.

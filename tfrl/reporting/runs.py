@@ -30,7 +30,7 @@ _TASK = {*Task.__dataclass_fields__, "precision", "eval_greedy"}
 
 
 @dataclass(frozen=True)
-class Run:
+class StoredRun:
     """One run's folder.
 
     Attributes:
@@ -160,12 +160,12 @@ def points(
     return np.append(steps[before], ended), np.append(values[before], last)
 
 
-def load(path: Path, config: RLSettings | None = None) -> Run:
+def load(path: Path, config: RLSettings | None = None) -> StoredRun:
     """Reads a run's folder, except for a row that is being written; also its settings unless they are given.
 
     Raises UserError if it has no run.
     """
-    run = Run(path, config or of_run(path), read_progress(path / PROGRESS_FILE), read_results(path))
+    run = StoredRun(path, config or of_run(path), read_progress(path / PROGRESS_FILE), read_results(path))
     ended = (run.results or {}).get("env_steps")
     # Results of fewer steps are older than the resume of this run.
     of_now = isinstance(ended, int | float) and ended >= run.env_steps
@@ -195,7 +195,7 @@ def is_supervised(run: Path) -> bool:
 
 
 def read_progress(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a progress.csv, as in `Run.progress`; no rows without the file. Raises UserError.
+    """The columns of a progress.csv, as in `StoredRun.progress`; no rows without the file. Raises UserError.
 
     The first column of a supervised run is `images`.
     """
@@ -247,8 +247,8 @@ class Group:
     env: str
     mode: str
     label: str
-    runs: tuple[Run, ...]
-    repeated: tuple[Run, ...] = ()
+    runs: tuple[StoredRun, ...]
+    repeated: tuple[StoredRun, ...] = ()
 
     @property
     def config(self) -> Any:
@@ -331,17 +331,17 @@ class Group:
         return scores
 
 
-def group(runs: Sequence[Run]) -> list[Group]:
+def group(runs: Sequence[StoredRun]) -> list[Group]:
     """Sorts runs into groups, by env and then by variant, in the order of the variants' first runs.
 
     If runs have the same settings and seed, such as a run and its copy, only the longest one counts.
     """
-    members: dict[tuple[str, str, str], list[Run]] = {}
+    members: dict[tuple[str, str, str], list[StoredRun]] = {}
     for run, label in zip(runs, _labels(runs), strict=True):
         members.setdefault((run.config.env, run.config.distribution_mode, label), []).append(run)
     groups = []
     for key, found in members.items():
-        farthest: dict[int, Run] = {}
+        farthest: dict[int, StoredRun] = {}
         for run in sorted(found, key=lambda run: (run.is_done, run.env_steps), reverse=True):
             farthest.setdefault(run.config.seed, run)
         counted = tuple(run for run in found if farthest[run.config.seed] is run)
@@ -363,13 +363,13 @@ def over_games(groups: Sequence[Group], level_sets: Sequence[str]) -> list[Group
     return [g for g in scored if all(g.env in of_variant for of_variant in games)]
 
 
-def run_names(runs: Sequence[Run]) -> list[str]:
+def run_names(runs: Sequence[StoredRun]) -> list[str]:
     """The names of runs, or their paths if two have the same name."""
     names = [run.name for run in runs]
     return names if len({*names}) == len(names) else [str(run.path) for run in runs]
 
 
-def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
+def differences(runs: Sequence[StoredRun]) -> dict[str, list[str]]:
     """The settings that differ between runs, with the value in every run; "-" for a missing setting."""
     return _differing([_settings(run) for run in runs])
 
@@ -379,14 +379,14 @@ def _differing(of_runs: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
     return {name: found for name, found in values.items() if len({*found}) > 1}
 
 
-def _settings(run: Run) -> dict[str, str]:
+def _settings(run: StoredRun) -> dict[str, str]:
     """A run's settings as texts, with its length in whole updates and its actual precision."""
     found = {f.name: str(getattr(run.config, f.name)) for f in dataclasses.fields(run.config)}
     changed = {"total_steps": f"{run.config.run_steps:,}", "precision": run.precision}
     return {"algorithm": run.config.algorithm, **found, **changed}
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
+def _labels(runs: Sequence[StoredRun]) -> list[str]:
     """The variant of each run: its algorithm, if there are several, and the settings that distinguish it.
 
     These are settings of the algorithm that differ between its runs, and settings of the task that differ

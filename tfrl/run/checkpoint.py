@@ -113,7 +113,7 @@ class State:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint(State):
+class SavedState(State):
     """The state of all workers as a checkpoint has it, and when it was saved."""
 
     update: int
@@ -331,7 +331,7 @@ class CheckpointStore:
 
     def load(
         self, on_skip: Callable[[str], None], update: int | None = None, *, verify_shards: bool = False
-    ) -> Checkpoint | None:
+    ) -> SavedState | None:
         """Reads and verifies the newest valid checkpoint, or that of `update` alone.
 
         Reading is local to each worker: workers that must start from the same one compare what they found and
@@ -432,7 +432,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _read_folder(folder: Path, update: int, *, with_shards: bool) -> Checkpoint:
+def _read_folder(folder: Path, update: int, *, with_shards: bool) -> SavedState:
     """A verified checkpoint, with its shards or without. Raises FaultError."""
     try:
         manifest = _read_manifest(folder / MANIFEST)
@@ -452,7 +452,7 @@ def _read_folder(folder: Path, update: int, *, with_shards: bool) -> Checkpoint:
         raise FaultError(f"{Path(error.filename).name} is missing") from error
     except OSError as error:
         raise FaultError(f"{error.filename} cannot be read ({error.strerror})") from error
-    return Checkpoint(learner, parts, shards, update=update, env_steps=manifest["env_steps"])
+    return SavedState(learner, parts, shards, update=update, env_steps=manifest["env_steps"])
 
 
 def _is_whole(folder: Path, update: int) -> bool:

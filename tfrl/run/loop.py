@@ -184,8 +184,8 @@ def open_run(
     cluster: TFConfig | None,
     make_learner: Callable[[Session], Learner],
     callbacks: Sequence[Callback] = (),
-) -> Iterator[Run[ConfigT]]:
-    """Makes the run of `config` within the context; `Run.start` starts or resumes it.
+) -> Iterator[TrainingRun[ConfigT]]:
+    """Makes the run of `config` within the context; `TrainingRun.start` starts or resumes it.
 
     Args:
       config: checked settings.
@@ -205,10 +205,10 @@ def open_run(
         with open_session(config, runtime, watchdog, console) as session:
             followed = cluster is not None and cluster.evaluator is not None
             with contextlib.closing(make_learner(session)) as learner:
-                yield Run(config, session, learner, callbacks, followed=followed)
+                yield TrainingRun(config, session, learner, callbacks, followed=followed)
 
 
-class Run(RunOfCallback[ConfigT]):
+class TrainingRun(RunOfCallback[ConfigT]):
     """One run in one process, and its loop. All workers make the same calls in the same order.
 
     Args:

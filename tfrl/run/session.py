@@ -21,9 +21,9 @@ from tfrl.cli.settings import SETTINGS_FILE, Settings, to_yaml
 from tfrl.cli.streams import surviving
 from tfrl.run import files
 from tfrl.run.checkpoint import (
-    Checkpoint,
     CheckpointError,
     CheckpointStore,
+    SavedState,
     State,
     pack_json,
     unpack_json,
@@ -94,7 +94,7 @@ class Session:
         self.writer: MetricsWriter | NullMetricsWriter = NullMetricsWriter()
         self.step = 0
         self.seconds = 0.0
-        self.found: Checkpoint | None = None
+        self.found: SavedState | None = None
         self.progress: dict[str, Any] = {}
         self.unwritten: set[str] = set()
         self.resumed_at: list[int] = []
@@ -129,7 +129,7 @@ class Session:
 
     # Checkpoints
 
-    def restore(self) -> Checkpoint | None:
+    def restore(self) -> SavedState | None:
         """Reads the newest valid checkpoint, the same on all workers, or None; continues its clock.
 
         Raises:

@@ -22,7 +22,7 @@ from tfrl.cli.flags import flag
 from tfrl.cli.settings import Reader
 from tfrl.cli.streams import quiet_start, set_log_level
 from tfrl.config.distributed import LEARNER, DistributedSettings, check_ray, leads
-from tfrl.config.run import Network, RLSettings
+from tfrl.config.run import NetworkSettings, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.callables import find, is_importable, is_name, search_path
 from tfrl.experience import recorded, replay, rollout
@@ -36,7 +36,7 @@ from tfrl.workers.tf_config import TFConfig
 if TYPE_CHECKING:
     from tfrl.remote.cluster import Cluster
     from tfrl.remote.learners import Nodes
-    from tfrl.run.loop import Learner, Run
+    from tfrl.run.loop import Learner, TrainingRun
     from tfrl.run.session import Session
     from tfrl.training.learner import EnvLearner, MakeAgent
 
@@ -101,8 +101,8 @@ class Command:
             return run.run()
 
     @contextlib.contextmanager
-    def open(self, config: Any, callbacks: Sequence[Callback] = ()) -> Iterator[Run]:
-        """Makes the run of given settings within the context; `Run.start` starts or resumes it.
+    def open(self, config: Any, callbacks: Sequence[Callback] = ()) -> Iterator[TrainingRun]:
+        """Makes the run of given settings within the context; `TrainingRun.start` starts or resumes it.
 
         Raises UserError if the settings name other processes that learn, or if this one is an evaluator.
         """
@@ -151,7 +151,7 @@ class Command:
             return
         if config.start_from is not None:
             check_start(config)
-        if isinstance(config, Network) and config.torso_weights is not None:
+        if isinstance(config, NetworkSettings) and config.torso_weights is not None:
             check_torso(config)
 
     def learner_of(self, config: Any) -> Callable[[Session], Learner]:

@@ -18,7 +18,7 @@ from tfrl.algorithms.algorithm import Agent
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.config.distributed import DistributedSettings
-from tfrl.config.run import Network, RLSettings, hyperparameters
+from tfrl.config.run import NetworkSettings, RLSettings, hyperparameters
 from tfrl.envs import procgen, registry
 from tfrl.envs.published import RANGES, normalized_return, score_range
 from tfrl.envs.registry import TRAIN, level_set_title
@@ -348,7 +348,7 @@ class EnvLearner(Learner):
         """The learner's own rows of the table before training."""
         config = self._config
         torso = config.torso + (f" of {config.hidden}" if config.small_network else "")
-        if isinstance(config, Network) and config.memory != "none":
+        if isinstance(config, NetworkSettings) and config.memory != "none":
             torso += f" and {config.memory} of {config.memory_size}"
         width = f"width {config.torso_width}, " if config.torso_width != 1 else ""
         lines = {

@@ -119,7 +119,7 @@ class GradientStep:
             raise UserError(f"the Losses of {learned} need `errors`, [n].")
 
 
-class Outcome(NamedTuple):
+class StepResult(NamedTuple):
     """The results of a gradient step on a replica.
 
     Attributes:
@@ -251,7 +251,7 @@ class CompiledStep:
         # A GPU would launch a kernel for each of the optimizer's thirty operations.
         self._update = graph(self._updated, jit_compile=compiled or self._runtime.uses_gpu)
 
-    def step(self, rows: Any, shared: Any, scale: tf.Tensor) -> Outcome:
+    def step(self, rows: Any, shared: Any, scale: tf.Tensor) -> StepResult:
         """Gradients of this replica's rows, one all-reduce, clipping, one step of the optimizer.
 
         Args:
@@ -275,7 +275,7 @@ class CompiledStep:
         else:
             errors = tf.reshape(errors, [-1]) if step.errors == "rows" else tf.constant(0.0)
         norm = self.apply(gradients, scale)
-        return Outcome(metrics | ({step.norm: norm} if step.norm else {}), errors)
+        return StepResult(metrics | ({step.norm: norm} if step.norm else {}), errors)
 
     def apply(self, gradients: Sequence[tf.Tensor], scale: tf.Tensor) -> tf.Tensor:
         """Clips summed gradients, and takes the optimizer's step. Returns the norm before clipping, float32
