@@ -70,7 +70,7 @@ def _steps_alone(config: Config, steps: int) -> float:
     """Env steps a second, none of which waits or is learned from."""
     with quiet_start():
         from tfrl.algorithms.reinforce import ReinforceAgent
-        from tfrl.experience.collector import Observer
+        from tfrl.experience.observer import Observer
         from tfrl.remote.actors import RayObservers
         from tfrl.training.learner import env_spec
         from tfrl.workers import strategy

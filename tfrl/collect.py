@@ -369,7 +369,7 @@ class _Saved:
         uniform = UniformPolicy(*registry.specs(self.task))
         if self.source is None:
             return uniform
-        from tfrl.algorithms.acting import SavedPolicy
+        from tfrl.algorithms.policies import SavedPolicy
 
         player = SavedPolicy(self.source, greedy=self.greedy or self.epsilon is not None)
         return player if self.epsilon is None else EpsilonGreedy(player, uniform, self.epsilon)

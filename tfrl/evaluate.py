@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tfrl import Function
-from tfrl.algorithms.acting import SavedPolicy
+from tfrl.algorithms.policies import SavedPolicy
 from tfrl.algorithms.runs import find_policy, folder_of, run_folder
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from tfrl.algorithms.acting import SavedPolicy
+from tfrl.algorithms.policies import SavedPolicy
 from tfrl.algorithms.runs import find_policy, run_folder
 from tfrl.cli import endings, streams
 from tfrl.cli.errors import SettingsError, TrainingError, UserError

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from tfrl.algorithms.acting import SavedPolicy
+from tfrl.algorithms.policies import SavedPolicy
 from tfrl.algorithms.runs import find_policy, folder_of, run_folder
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError

@@ -9,8 +9,8 @@ import tensorflow as tf
 from launching import until
 from learners import Present, prefer
 
-from tfrl.algorithms.acting import Actor
 from tfrl.algorithms.impala import Config
+from tfrl.algorithms.policies import RolloutActor
 from tfrl.cli.errors import TrainingError
 from tfrl.experience.collector import Collector
 from tfrl.training.learner import env_spec
@@ -207,7 +207,7 @@ def test_each_rollout_is_collected_with_weights_that_are_lag_updates_old(learner
     one = learner(config)
     history = run(one, 6)
     collector = Collector(config, env_spec(config), range(8), replicas=1)
-    actor = Actor(config, collector, "float32", at_once=1)
+    actor = RolloutActor(config, collector, "float32", at_once=1)
     for update, (found, metrics, _) in enumerate(history):
         actor.set_weights(history[max(0, update - lag)][2])
         noise = actor.acting.draw(update, range(8))

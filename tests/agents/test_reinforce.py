@@ -7,8 +7,8 @@ from tfrl.algorithms import registry as settings
 from tfrl.algorithms.reinforce import ReinforceAgent
 from tfrl.envs.registry import make
 from tfrl.envs.spec import EnvSpec
-from tfrl.experience.collector import Observer
 from tfrl.experience.normalize import EpisodeStatistics
+from tfrl.experience.observer import Observer
 from tfrl.experience.rollout import EpisodeBatch, normalized
 from tfrl.workers import strategy
 

@@ -23,7 +23,7 @@ from scripted import Acting, scripted, still
 
 import tfrl
 from tfrl import evaluate, record
-from tfrl.algorithms.acting import SavedPolicy
+from tfrl.algorithms.policies import SavedPolicy
 from tfrl.algorithms.ppo import Config
 from tfrl.algorithms.registry import reader
 from tfrl.algorithms.runs import find_policy, of_run

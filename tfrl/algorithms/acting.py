@@ -1,37 +1,24 @@
-"""Policies that act: in the learner's process, in actors, and with the weights of a run.
-
-`draw` makes random numbers, and these turn outputs of the network into actions:
+"""The actions of a network: `draw` makes random numbers, which turn its outputs into actions.
 
 - `act`: the actions [B, *shape] of an evaluation or a user, the most likely ones or drawn ones;
-- `sample`: the actions [R, B, *shape] of the training envs of R replicas and their extras, for a `Collector`;
-- `explore`: actions [B, *shape] with the exploration of algorithms with replay.
+- `sample`: the actions [R, B, *shape] of the training envs of R replicas and their extras, for a `Collector`.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfrl.cli.errors import UserError
-from tfrl.cli.settings import Precision
 from tfrl.config.run import RLSettings
-from tfrl.envs import registry
-from tfrl.experience import memory
-from tfrl.experience.collector import Collected, Collector, Versioned
-from tfrl.experience.levels import LevelSampler
-from tfrl.experience.memory import Memory
-from tfrl.experience.replay import BufferSettings
 from tfrl.experience.rollout import Rollout
-from tfrl.networks.weights import PolicySource
 from tfrl.ops.graph import compiled, graph, tf
 from tfrl.run import rng
 from tfrl.workers import machine
 from tfrl.workers.data_parallel import Weights
-from tfrl.workers.strategy import Runtime, resolve_precision, set_up_tensorflow
+from tfrl.workers.strategy import Runtime
 
 if TYPE_CHECKING:
     from tfrl.networks.actor_critic import ActorCritic
@@ -263,182 +250,3 @@ class ActingActorCritic(ActingNetwork):
         log_probs = policy.actions.log_probs(parameters.reshape(-1, parameters.shape[-1]), actions)
         values = policy.values(self.vectors())(observations.reshape(-1, observations.shape[-1]))
         rollout.extras |= {"log_prob": log_probs.reshape(size), "value": values.reshape(size)}
-
-
-class ExploringNetwork(ActingNetwork):
-    """An ActingNetwork that explores, for algorithms with replay."""
-
-    _config: BufferSettings
-
-    def draw(self, number: int, indices: Sequence[int]) -> np.ndarray:
-        """The rows of iteration `number` for envs with these global indices, float32 [T, B, ...].
-
-        A row decides an action without further state. It holds the noise of the action, the values of
-        `config.exploration`, the random action itself, and 1 if the action is random, before
-        --learning-starts. With action masks, it holds numbers in [0, 1) instead of the random action.
-        """
-        config, noise = self._config, super().draw(number, indices)
-        observation, action = registry.specs(config)
-        steps, envs = noise.shape[:2]
-        env_steps = number * config.iteration_steps + config.num_envs * np.arange(steps)  # before each step
-        shares = np.array([config.exploration(before) for before in env_steps.tolist()], np.float32)
-        random, actions = env_steps < config.learning_starts, np.zeros((steps, envs, math.prod(action.shape)))
-        for column, i in enumerate(indices if random[0] else ()):
-            generator = rng.generator(config.seed, rng.Use.EXPLORATION, number, i)
-            if observation.num_actions:
-                drawn = generator.random((steps, *action.shape), np.float32)
-            else:
-                drawn = action.uniform(generator, steps)
-            actions[:, column] = drawn.reshape(steps, -1)
-        explored, at_random = (
-            np.broadcast_to(x[:, None], (steps, envs, x.shape[1])) for x in (shares, random[:, None])
-        )
-        return np.concatenate((noise, explored, actions, at_random), axis=2, dtype=np.float32)
-
-    def explore(self, observations: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Exploring actions [B, *shape] for observations [B, *shape], by rows [B, ...] of `draw`."""
-        if rows[0, -1]:
-            observation, action = registry.specs(self._config)
-            drawn = rows[:, -1 - math.prod(action.shape) : -1]
-            allowed = observation.allowed(observations)
-            if allowed is not None:
-                return action.from_uniform(drawn, allowed)
-            # exact, because actions are float32 or small integers
-            return drawn.reshape(-1, *action.shape).astype(action.dtype)
-        width = self.network.noise_size
-        noise = rows[:, :width]
-        exploration = rows[0, width : width + len(self._config.exploration(0))]
-        if self.training_policy is not None:
-            return self.training_policy.act(self.array_pass(observations), noise, *exploration)
-        observations, noise, *further = map(tf.convert_to_tensor, (observations, noise, *exploration))
-        return self._act(observations, noise, None, *further).numpy()
-
-    def sample(
-        self, observations: np.ndarray, noise: np.ndarray, memory: np.ndarray | None = None
-    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Actions [R, B, *shape] for observations [R, B, *shape], by rows [R, B, ...] of `draw`."""
-        actions = self.explore(*(x.reshape(-1, *x.shape[2:]) for x in (observations, noise)))
-        return actions.reshape(*observations.shape[:2], *actions.shape[1:]), {}
-
-    def complete(self, rollout: Rollout) -> None:
-        """Does nothing: an exploring network has no extras."""
-
-
-class Behavior:
-    """A network on one device with its own copy of the weights, for actors and the policies of finished runs.
-
-    Args:
-      config: the run's settings.
-      precision: the precision of the torso, float32 or bfloat16.
-      at_once: parts of a forward pass that CPUs compute at the same time.
-
-    Attributes:
-      acting: chooses the actions.
-    """
-
-    def __init__(self, config: RLSettings, precision: str, *, at_once: int) -> None:
-        gpus = tf.config.list_logical_devices("GPU")
-        self._config = config
-        self._device = "/gpu:0" if gpus else "/cpu:0"
-        with tf.device(self._device):
-            network = config.make_network(precision)
-            initial = network.initial()
-            self._variables = {name: tf.Variable(initial[name], trainable=False) for name in network.acting}
-        kind = ExploringNetwork if isinstance(config, BufferSettings) else ActingActorCritic
-        self.acting: ActingActorCritic | ExploringNetwork = kind(
-            network, config, self._read, on_gpu=bool(gpus), at_once=at_once
-        )
-
-    def _read(self) -> dict[str, tf.Tensor]:
-        return {name: variable.read_value() for name, variable in self._variables.items()}
-
-    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Acts with these weights, float32 by name, from now on. Raises UserError for another network's."""
-        try:
-            vectors = self.acting.network.join(weights)
-        except ValueError as error:
-            raise UserError(f"{error}, so they do not fit the settings of this run.") from None
-        for name, variable in self._variables.items():
-            variable.assign(vectors[name])
-        self.acting.forget_weights()
-
-
-class Actor(Behavior):
-    """Collects rollouts. Each depends only on its number, the weights and the rollout before it.
-
-    Args:
-      collector: the envs.
-      config, precision, at_once: those of `Behavior`.
-    """
-
-    def __init__(self, config: RLSettings, collector: Collector, precision: str, *, at_once: int) -> None:
-        super().__init__(config, precision, at_once=at_once)
-        self.collector = collector
-        self._levels = LevelSampler.of(config)
-        self._ended: float | None = None  # the end time of the last rollout
-
-    def collect(
-        self, number: int, weights: Versioned, on_step: Callable[[int], None] = lambda t: None
-    ) -> Collected:
-        """Collects rollout `number` with `weights`; `on_step` gets the number of finished steps."""
-        began = time.perf_counter()
-        idle = 0.0 if self._ended is None else began - self._ended
-        self.set_weights(weights.weights)
-        indices, levels = self.collector.indices, None
-        noise = self.acting.draw(number, indices)
-        if self._levels is not None:
-            levels = self._levels.draw(number, indices, self._config.steps_per_env, weights.probabilities)
-        with tf.device(self._device):
-            rollout = self.collector.collect(self.acting, noise, on_step, levels)
-        rollout.idle_seconds, rollout.version = idle, float(weights.version)
-        after = self.collector.get_state()
-        self._ended = time.perf_counter()
-        return Collected(rollout, after)
-
-
-class SavedPolicy(Behavior):
-    """Acts with the weights of a run, for any number of envs; implements `tfrl.experience.episodes.Player`.
-
-    Args:
-      source: the weights and settings.
-      precision: of the torso; "run": that of the run.
-      greedy: take the most likely actions instead of drawing them.
-
-    Attributes:
-      greedy: the same; it may change.
-      precision: the same, "float32" or "bfloat16".
-      probabilities: a function from observations to the probabilities of all actions, float32 [B, A]; None
-        for continuous actions and recurrent policies.
-
-    Raises UserError if the settings describe another network than the weights belong to.
-    """
-
-    def __init__(
-        self, source: PolicySource, precision: Precision | Literal["run"] = "run", *, greedy: bool = False
-    ) -> None:
-        set_up_tensorflow()
-        if not machine.gpus():
-            machine.one_thread_each()
-        config = source.config
-        wanted = config.precision if precision == "run" else precision
-        self.precision = resolve_precision(wanted, small=config.small_network)
-        super().__init__(config, self.precision, at_once=machine.threads())
-        self.draw_noise = self.acting.network.draw_noise
-        self.greedy = greedy
-        self.probabilities: Callable[[np.ndarray], np.ndarray] | None = None
-        if self.acting.network.has_probabilities and self.memory(1) is None:
-            of_rows = graph(lambda o: self.acting.network.probabilities(self.acting.outputs(o)))
-            self.probabilities = lambda observations: of_rows(tf.convert_to_tensor(observations)).numpy()
-        self.set_weights(source.weights)
-
-    def memory(self, envs: int) -> Memory | None:
-        """Makes the memory of this number of envs; None if the network is not recurrent."""
-        return memory.of_settings(self._config, envs)
-
-    def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
-        """Actions [B, *shape] for observations [B, *shape] and noise float32 [B, K].
-
-        A recurrent policy also takes its memory [B, M], and returns a pair: actions, and states [B, S].
-        """
-        with tf.device(self._device):
-            return self.acting.act(observations, None if self.greedy else noise, *memory)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from tfrl.algorithms.acting import ExploringNetwork
 from tfrl.algorithms.algorithm import Agent, check_finite
+from tfrl.algorithms.exploring import ExploringNetwork
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT, POSITIVE, Range, flag
 from tfrl.config.distributed import DistributedSettings

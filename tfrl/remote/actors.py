@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfrl.algorithms import reinforce
-from tfrl.algorithms.acting import Actor
+from tfrl.algorithms.policies import RolloutActor
 from tfrl.config import distributed
 from tfrl.config.distributed import LEARNER, DistributedSettings
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec, Sums, joined
-from tfrl.experience.collector import Collected, Collector, Observer, Seen, Versioned
+from tfrl.experience.collector import Collected, Collector, Versioned
+from tfrl.experience.observer import Observer, Seen
 from tfrl.experience.rollout import Rollout
 from tfrl.ops.graph import tf
 from tfrl.remote.cluster import Cluster, ray, serve_driver, store_bytes
@@ -54,7 +55,7 @@ class RemoteActor:
         machine.one_thread_each()
         tf.config.threading.set_inter_op_parallelism_threads(threads)
         collector = Collector(config, spec, indices, replicas=1)
-        self._actor = Actor(config, collector, precision, at_once=threads)
+        self._actor = RolloutActor(config, collector, precision, at_once=threads)
         self._lag = config.lag or 0
         self._newest, self._offered = Versioned(-1, {}), threading.Condition()
 

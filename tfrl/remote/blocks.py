@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfrl.algorithms.acting import Actor
+from tfrl.algorithms.policies import RolloutActor
 from tfrl.algorithms.replay import ReplayAgent, ReplaySettings
 from tfrl.envs import registry
 from tfrl.envs.spec import EnvSpec
@@ -188,7 +188,7 @@ class RolloutWorker:
         spec = EnvSpec.of(config, num_envs=config.num_envs, seed=config.seed)
         collector = Collector(config, spec, indices, replicas=1, in_halves=False)
         precision = strategy.resolve_precision(config.precision, small=config.small_network)
-        self._actor = Actor(config, collector, precision, at_once=threads)
+        self._actor = RolloutActor(config, collector, precision, at_once=threads)
         self._number, self._weights, self._replay = number, weights, replay
 
     def collect(self, rollout: int) -> Played:

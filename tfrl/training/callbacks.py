@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfrl.algorithms.acting import SavedPolicy
+from tfrl.algorithms.policies import SavedPolicy
 from tfrl.algorithms.runs import find_policy
 from tfrl.cli.errors import UserError
 from tfrl.cli.settings import Settings

@@ -11,7 +11,7 @@ import numpy as np
 from tfrl.algorithms.reinforce import Config, ReinforceAgent
 from tfrl.cli.errors import TrainingError
 from tfrl.envs.spec import Sums
-from tfrl.experience.collector import Observer
+from tfrl.experience.observer import Observer
 from tfrl.experience.rollout import EpisodeBatch
 from tfrl.remote import reach_other_machines
 from tfrl.run import rng

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfrl.algorithms.acting import Actor
+from tfrl.algorithms.policies import RolloutActor
 from tfrl.config.distributed import DistributedSettings
 from tfrl.config.run import RLSettings
 from tfrl.experience.collector import Collected, Collector, EnvStates, Versioned
@@ -53,7 +53,7 @@ class ThreadCollector:
         self.indices, self.exact_state = collector.indices, collector.exact_state
         runtime = session.runtime
         at_once = runtime.parts_at_once * runtime.local_replicas
-        self._actor = Actor(config, collector, runtime.precision, at_once=at_once)
+        self._actor = RolloutActor(config, collector, runtime.precision, at_once=at_once)
         self._watchdog = session.watchdog
         self.began = self._after = collector.get_state()
         self._newest = Versioned(0, {})  # until the first offer
