@@ -35,6 +35,7 @@ RUNS = {
     "daac": f"{_IMAGES} --order-coef 0.001",
     "ppg": f"{_IMAGES} --policy-updates 2 --aux-epochs 1 --aux-minibatches 4",
     "impala": _IMAGES,
+    "impact": _IMAGES,
     "reinforce": "--env CartPole-v1 --num-envs 4 --total-steps 400",
     "dqn": f"--env CartPole-v1 {_REPLAY}",
     "dqn-prioritized": f"--env catch --torso cookbook --num-envs 4 {_REPLAY} --prioritized",

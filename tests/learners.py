@@ -22,6 +22,7 @@ _AGENTS = {
     "daac": "DAACAgent",
     "ppg": "PPGAgent",
     "impala": "ImpalaAgent",
+    "impact": "IMPACTAgent",
 }
 _AGENTS |= {name: f"{name.upper()}Agent" for name in ("dqn", "ddpg", "td3", "sac", "bc", "iql", "cql")}
 _AGENTS["td3_bc"] = "TD3BCAgent"

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from launching import until
 from learners import Present, prefer
+from slow_returns import vtrace
 
 from tfrl.algorithms.impala import Config
 from tfrl.algorithms.policies import RolloutActor
@@ -56,30 +57,6 @@ def run(learner, updates):
 # One update
 
 
-def vtrace(config, log_ratios, rewards, first, truncated, final, values):
-    """Targets and advantages by the sums of the paper's equation 1, a step at a time, in float64."""
-    steps, envs = rewards.shape
-    rho = np.minimum(config.rho_bar, np.exp(log_ratios))
-    c = config.vtrace_lambda * np.minimum(config.c_bar, np.exp(log_ratios))
-    targets, advantages = np.zeros((steps + 1, envs)), np.zeros((steps, envs))
-    discount = config.gamma * (1.0 - first)
-    reward = rewards + np.where(truncated, config.gamma * final, 0.0)
-    for b in range(envs):
-        targets[steps, b] = values[steps, b]
-        for s in range(steps):
-            total, weight = values[s, b], 1.0
-            for t in range(s, steps):
-                delta = rho[t, b] * (reward[t, b] + discount[t, b] * values[t + 1, b] - values[t, b])
-                total += weight * delta
-                weight *= discount[t, b] * c[t, b]
-            targets[s, b] = total
-        for s in range(steps):
-            lam = config.vtrace_lambda
-            following = lam * targets[s + 1, b] + (1 - lam) * values[s + 1, b]
-            advantages[s, b] = rho[s, b] * (reward[s, b] + discount[s, b] * following - values[s, b])
-    return targets[:steps], advantages
-
-
 def oracle(agent, config, rollout, final):
     """Gradients, float64, and metrics of a rollout that is one stretch."""
     network = Present(agent)
@@ -94,7 +71,7 @@ def oracle(agent, config, rollout, final):
         taken = tf.reduce_sum(log_probs * np.eye(3)[actions], axis=-1)
         log_ratios = taken.numpy() - acted
         fields = (np.float64(rollout.rewards[0]), rollout.first[0], rollout.truncated[0], final)
-        targets, advantages = vtrace(config, log_ratios, *fields, values.numpy())
+        targets, advantages = vtrace(config, config.vtrace_lambda, log_ratios, *fields, values.numpy())
         policy_loss = tf.reduce_mean(-taken * advantages)
         value_loss = tf.reduce_mean(0.5 * (values[:-1] - targets) ** 2)
         entropy = tf.reduce_mean(-tf.reduce_sum(tf.exp(log_probs) * log_probs, axis=-1))

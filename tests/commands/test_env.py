@@ -30,7 +30,7 @@ def test_an_env_is_described_and_checked(capsys):
     found = rows(text)
     assert found["observes"] == "float32 [4]" and found["takes"] == "2 discrete actions, 0 to 1"
     assert found["time limit"] == "100 steps" and found["action masks"] == "none"
-    assert found["algorithms"] == "ppo, daac, ppg, impala, dqn, sac, reinforce, bc, iql, cql"
+    assert found["algorithms"] == "ppo, daac, ppg, impala, impact, dqn, sac, reinforce, bc, iql, cql"
     assert found["network of ppo"].startswith("mlp of 64,64")
     assert found["resumes exactly"] == "yes" and found["rewards"] == "1 to 1 a step"
     assert re.match(r"\d+ of \d+ to \d+ steps", found["episodes"])

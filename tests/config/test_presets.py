@@ -20,7 +20,7 @@ IDS = [f"{file.parent.name}-{file.stem}" for file in FILES]
 ENVS = {
     **{"ppo-openai-easy": "coinrun", "ppo-openai-hard": "coinrun", "ppo-cookbook": "coinrun"},
     **{"drac-gymnasium": "made_envs:made/Pixels-v0", "daac-gymnasium": "CartPole-v1"},
-    **{"ppg-gymnasium": "CartPole-v1", "impala-gymnasium": "CartPole-v1"},
+    **{"ppg-gymnasium": "CartPole-v1", "impala-gymnasium": "CartPole-v1", "impact-gymnasium": "CartPole-v1"},
     **{"bc-default": "CartPole-v1", "bc-images": "catch", "iql-default": "Pendulum-v1"},
     **{"td3_bc-default": "Pendulum-v1", "cql-default": "Pendulum-v1", "cql-discrete": "CartPole-v1"},
 }

@@ -30,6 +30,7 @@ REPLAY += " --learning-starts 100 --train-every 16 --updates-per-step 0.2 --repl
 RUNS = {
     "impala": CATCH + " --lag 1 --memory gru --memory-size 16 --memory-inputs",
     "ppo": CATCH + " --lag 2 --epochs 2 --memory lstm --memory-size 16 --memory-inputs --sequence-length 4",
+    "impact": CATCH + " --lag 1 --epochs 2 --memory gru --memory-size 16",
     "drac": CATCH + " --lag 1 --epochs 2 --memory gru --memory-size 16",
     "daac": "--env bigfish --torso linear --precision float32 --num-levels 20 --level-replay --num-envs 8"
     " --num-steps 32 --num-minibatches 2 --value-epochs 2 --order-coef 0.01 --lag 1 --total-steps 100_000",
@@ -86,7 +87,7 @@ def test_a_ray_with_too_few_cpus_says_how_many_are_needed_and_by_which_flags(nod
     ("algorithm", "count"),
     [
         ("impala", 4),
-        *((name, 2) for name in ("dqn", "ppo", "drac", "daac", "sac")),
+        *((name, 2) for name in ("dqn", "ppo", "impact", "drac", "daac", "sac")),
     ],
 )
 @pytest.mark.long

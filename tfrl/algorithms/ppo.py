@@ -659,7 +659,9 @@ class PPOAgent(ActorCriticAgent):
         """
         final_values = self.final_values(rollout)
         fields = (rollout.rewards, rollout.first, rollout.truncated, values[:, :-1], values[:, -1])
-        return self._estimate(*map(self._runtime.per_replica, (*fields, final_values)), starts)
+        per_replica = self._runtime.per_replica
+        correction = map(per_replica, self._correction())
+        return self._estimate(*map(per_replica, (*fields, final_values)), starts, *correction)
 
     @compiled()
     def _estimate(self, *fields: Any) -> Any:
@@ -674,12 +676,13 @@ class PPOAgent(ActorCriticAgent):
         last_values: tf.Tensor,  # [B]
         final_values: tf.Tensor,  # [T, B]
         starts: tf.Tensor,  # of `_minibatches`, [E * M, q]
+        *correction: tf.Tensor,  # of `_correction`, [T, B]
     ) -> Estimates:
         config = self._config
         rewards, discounts = returns.rewards_and_discounts(
             rewards, first, truncated, final_values, gamma=config.gamma
         )
-        advantages, targets = self._gae(rewards, discounts, values, last_values, lam=config.gae_lambda)
+        advantages, targets = self._advantages(rewards, discounts, values, last_values, *correction)
         # float64, because sums of squares must not depend on the distribution of samples over replicas.
         shuffled = tf.cast(tf.gather(flat(advantages), self._rows(starts)), tf.float64)  # [E * M, b]
         wide_targets, errors = tf.cast(targets, tf.float64), tf.cast(targets - values, tf.float64)
@@ -701,6 +704,21 @@ class PPOAgent(ActorCriticAgent):
         return Estimates(advantages, targets, moments, target_statistics)
 
     # A subclass may override these
+
+    def _advantages(
+        self,
+        rewards: tf.Tensor,  # [T, B], like the next two
+        discounts: tf.Tensor,
+        values: tf.Tensor,
+        last_values: tf.Tensor,  # [B]
+        *correction: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """The advantages and value targets of a replica's rollout, float32 [T, B] each: GAE."""
+        return self._gae(rewards, discounts, values, last_values, lam=self._config.gae_lambda)
+
+    def _correction(self) -> tuple[np.ndarray, ...]:
+        """Further inputs of `_advantages`, [R, T, B] each."""
+        return ()
 
     def _begin_update(self, mean_target: float) -> None:
         """Called before the first gradient step with the mean value target of all replicas."""

@@ -18,6 +18,7 @@ ALGORITHMS = {
     "daac": "DAACAgent",
     "ppg": "PPGAgent",
     "impala": "ImpalaAgent",
+    "impact": "IMPACTAgent",
     "dqn": "DQNAgent",
     "ddpg": "DDPGAgent",
     "td3": "TD3Agent",
