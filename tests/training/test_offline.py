@@ -2,10 +2,14 @@
 
 import dataclasses
 import json
+import random
+import signal
+import time
 
 import numpy as np
 import pytest
 from learners import train
+from processes import Training, steps_done
 from recordings import write
 from refusals import refusal
 
@@ -85,6 +89,37 @@ def test_cloning_is_equal_on_two_replicas_and_after_a_resume(sets, tmp_path):
 )
 def test_every_algorithm_is_equal_on_two_replicas_and_after_a_resume(sets, tmp_path, algorithm, env, flags):
     check_topologies_and_resume(sets, tmp_path, algorithm, env, *flags)
+
+
+@pytest.mark.long
+@pytest.mark.promise
+@pytest.mark.parametrize(
+    ("algorithm", "env", "flags"),
+    [
+        ("bc", "CartPole-v1", ("--validation", "0.25")),
+        ("iql", "Pendulum-v1", ("--held-shards", "2")),
+        ("cql", "CartPole-v1", ()),
+    ],
+)
+def test_a_run_that_is_killed_at_any_moment_ends_with_the_same_bits(sets, tmp_path, algorithm, env, flags):
+    class Process(Training):
+        module = f"tfrl.{algorithm}"
+
+    flags = ("--dataset", sets / env, *SMALL, *flags, "--env", "none", "--total-steps", 300)
+    moment, whole, killed = random.SystemRandom(), tmp_path / "whole", tmp_path / "killed"
+    assert Process(whole, *flags).end()[0] == 0
+    for done in (20, 100, 200):
+        process = Process(killed, *flags)
+        process.wait_until(done)
+        time.sleep(moment.uniform(0, 0.2))
+        process.process.send_signal(signal.SIGKILL)
+        code, _, said = process.end()
+        assert code == -signal.SIGKILL, said
+        assert steps_done(killed) < 300
+    assert Process(killed, *flags).end()[0] == 0
+    assert_equal(state_of(whole), state_of(killed))
+    results = json.loads((killed / "results.json").read_text())
+    assert len(results["resumed_at"]) == 3
 
 
 @pytest.mark.long
