@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from unittest import mock
@@ -42,6 +43,20 @@ SHORT = {"cli", "config", "envs", "evaluation", "experience", "ops", "reporting"
 
 
 CUT = "time is up"  # why a test was left out
+PROGRAMS = "TFRL_TESTS_PROGRAMS"  # the folder of the programs that XLA has compiled for these tests
+
+
+def pytest_configure(config):
+    """The tests of one `make test` share the programs that XLA compiles in their own processes.
+
+    The processes that they start, and the long tests, compile every program themselves.
+    """
+    if config.option.markexpr != "not long":
+        return
+    if PROGRAMS not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="tfrl-tests-")
+        config.add_cleanup(folder.cleanup)
+        os.environ[PROGRAMS] = folder.name  # for the processes of pytest-xdist
 
 
 def pytest_addoption(parser):
@@ -109,6 +124,11 @@ def pytest_collection_finish(session):
         raise pytest.UsageError(
             "a test file uses TensorFlow when it is imported; do so in tests alone"
         ) from None
+    if PROGRAMS in os.environ:
+        cache = f"--tf_xla_persistent_cache_directory={os.environ[PROGRAMS]}"
+        cache += " --tf_xla_persistent_cache_device_types=CPU"
+        with mock.patch.dict(os.environ, TF_XLA_FLAGS=cache):  # the first program reads it
+            tf.function(lambda x: x + 1, jit_compile=True)(tf.ones(()))
 
 
 @pytest.fixture(scope="session", autouse=True)
