@@ -114,21 +114,21 @@ def pytest_collection_finish(session):
     tf = sys.modules.get("tensorflow")
     if tf is None:
         return
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    try:
-        tf.config.threading.set_intra_op_parallelism_threads(1)
-        tf.config.set_logical_device_configuration(
-            cpu, [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS
-        )
-    except RuntimeError:
-        raise pytest.UsageError(
-            "a test file uses TensorFlow when it is imported; do so in tests alone"
-        ) from None
+    flags = {}
     if PROGRAMS in os.environ:
         cache = f"--tf_xla_persistent_cache_directory={os.environ[PROGRAMS]}"
-        cache += " --tf_xla_persistent_cache_device_types=CPU"
-        with mock.patch.dict(os.environ, TF_XLA_FLAGS=cache):  # the first program reads it
-            tf.function(lambda x: x + 1, jit_compile=True)(tf.ones(()))
+        flags["TF_XLA_FLAGS"] = f"{cache} --tf_xla_persistent_cache_device_types=CPU"
+    with mock.patch.dict(os.environ, flags):  # TensorFlow reads it now
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        try:
+            tf.config.threading.set_intra_op_parallelism_threads(1)
+            tf.config.set_logical_device_configuration(
+                cpu, [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS
+            )
+        except RuntimeError:
+            raise pytest.UsageError(
+                "a test file uses TensorFlow when it is imported; do so in tests alone"
+            ) from None
 
 
 @pytest.fixture(scope="session", autouse=True)
