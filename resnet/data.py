@@ -217,7 +217,7 @@ def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: i
         def resized(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return tf.cast(tf.round(tf.image.resize(image, size, antialias=True)), tf.uint8), label
 
-        data = data.map(resized, num_parallel_calls=tf.data.AUTOTUNE)
+        data = data.map(resized, num_parallel_calls=machine.cores())
     shape = data.element_spec[0].shape
     if None in shape[:2]:
         raise UserError(
@@ -231,7 +231,7 @@ def _read(builder: tfds.core.DatasetBuilder, part: str, name: str, image_size: i
             f"the images of {name} need {filesize.decimal(needed)} of memory, and this machine has "
             f"{filesize.decimal(there)}; choose a smaller --image-size."
         )
-    batches = list(data.batch(256).prefetch(tf.data.AUTOTUNE))
+    batches = list(_untuned(data.batch(256).prefetch(1)))
     if not batches:
         raise UserError(f"the split {part} of the data set {name} is empty.")
     with tf.device("CPU:0"):
@@ -322,9 +322,19 @@ class Share:
             chosen |= {name: values[places] for name, values in drawn.items() if values is not None}
             with tf.device("CPU:0"):
                 data = tf.data.Dataset.from_tensor_slices(chosen)
-                data = data.map(put_together, num_parallel_calls=tf.data.AUTOTUNE).prefetch(_PREFETCH)
-            yield from (ImageBatch(**batch) for batch in data.as_numpy_iterator())
+                data = data.map(put_together, num_parallel_calls=machine.cores()).prefetch(_PREFETCH)
+            yield from (ImageBatch(**batch) for batch in _untuned(data).as_numpy_iterator())
             start = 0
+
+
+def _untuned(data: tf.data.Dataset) -> tf.data.Dataset:
+    """The same without the thread that tunes the number of threads.
+
+    The end of an iterator that is not read any more waits for this thread, which may sleep for a minute.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return data.with_options(options)
 
 
 def augmented(images: tf.Tensor, shifts: tf.Tensor | None, flips: tf.Tensor | None) -> tf.Tensor:
