@@ -219,6 +219,7 @@ def test_faults_of_a_users_algorithm_give_one_sentence(algorithm, sentence, tmp_
     assert re.fullmatch(re.escape(sentence).replace(r"\.\*", ".*"), str(error.value))
 
 
+@pytest.mark.long
 def test_losses_in_the_form_of_an_earlier_version_give_the_same_weights(tmp_path):
     few = {"total_steps": 64, "num_envs": 1, "hidden": (8,), "num_steps": 32, "num_minibatches": 1}
     few |= {"eval_episodes": 1}

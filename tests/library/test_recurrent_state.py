@@ -74,6 +74,7 @@ class Parts(gymnasium.Env):
         return self.observation_space.sample(), 1.0, self.time == 7, False, {"action_mask": self.mask}
 
 
+@pytest.mark.long
 def test_several_arrays_masks_and_choices_at_once_go_with_memory(tmp_path):
     memory = {"memory": "gru", "memory_size": 16, "memory_inputs": True, "sequence_length": 8}
     sizes = {"total_steps": 256, "num_envs": 4, "num_steps": 32, "num_minibatches": 2, "epochs": 1}

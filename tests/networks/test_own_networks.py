@@ -133,8 +133,11 @@ RUNS = {
 @pytest.mark.parametrize(
     "name",
     [
-        *("apart", "heads"),
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("sac", "one", "several", "impala-heads")),
+        "heads",
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("apart", "sac", "one", "several", "impala-heads")
+        ),
     ],
 )
 def test_1_and_2_replicas_give_equal_results(name, tmp_path):

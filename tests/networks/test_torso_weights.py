@@ -47,7 +47,9 @@ def exported(run):
         return {name: weights[name] for name in weights.files if name.startswith("torso/")}
 
 
-@pytest.mark.parametrize("flags", [[], pytest.param(["--freeze-torso"], marks=pytest.mark.long)])
+@pytest.mark.promise
+@pytest.mark.long
+@pytest.mark.parametrize("flags", [[], ["--freeze-torso"]])
 def test_a_run_resumes_without_the_folder_of_its_torso_weights(command, tmp_path, flags):
     assert command("whole", 256, *flags) == 0
     assert command("moved", 128, *flags) == 0

@@ -45,9 +45,9 @@ def system_calls(folder, command, log):
     return done
 
 
-@pytest.mark.parametrize(
-    "program", ["tfrl.ppo_procgen", pytest.param("resnet.train", marks=pytest.mark.long)]
-)
+@pytest.mark.promise
+@pytest.mark.long
+@pytest.mark.parametrize("program", ["tfrl.ppo_procgen", "resnet.train"])
 def test_the_export_is_on_the_disk_before_the_results_that_vouch_for_it(program, tmp_path):
     """All files and their folders are synced."""
     run = tmp_path / "logs" / "run"

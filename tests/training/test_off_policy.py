@@ -106,6 +106,8 @@ def dqn(tmp_path_factory):
     return train(*DQN[:1], tmp_path_factory.mktemp("plain"), *DQN[1:])
 
 
+@pytest.mark.promise
+@pytest.mark.long
 def test_four_replicas_then_two_workers_end_as_one_undisturbed_run(dqn, tmp_path):
     half = train(*DQN[:1], tmp_path, *DQN[1:], total_steps=200, replicas=4)
     assert results(half)["env_steps"] == 200

@@ -32,13 +32,14 @@ def small(tmp_path):
 
 
 @pytest.mark.promise
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("replicas", "moments", "memory"),
     [
         (1, (3,), "none"),
-        pytest.param(1, (1, 1 + PARTS), "none", marks=pytest.mark.long),
-        pytest.param(2, (6,), "none", marks=pytest.mark.long),
-        pytest.param(1, (3,), "gru", marks=pytest.mark.long),
+        (1, (1, 1 + PARTS), "none"),
+        (2, (6,), "none"),
+        (1, (3,), "gru"),
     ],
 )
 def test_a_run_restored_at_any_pause_continues_bit_for_bit(small, tmp_path, replicas, moments, memory):

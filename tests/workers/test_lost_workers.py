@@ -27,9 +27,10 @@ def test_a_stopped_worker_is_found_and_named(tmp_path):
     assert "worker 1 (127.0.0.1:" in stderr[stderr.index("error: ") :]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "update", "patience"),
-    [("HANG", 2, ["--stall-timeout", "10"]), pytest.param("HANG:20", 0, [], marks=pytest.mark.long)],
+    [("HANG", 2, ["--stall-timeout", "10"]), ("HANG:20", 0, [])],
 )
 def test_a_worker_that_hangs_is_found_and_says_where(tmp_path, fault, update, patience):
     command = [*FAULTY, fault, "1", str(update), str(tmp_path / "marker"), *flags(tmp_path, *patience)]
