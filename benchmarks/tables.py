@@ -35,6 +35,7 @@ IMAGES = ROOT / "docs" / "images"
 DOCUMENTS = (
     *("README.md", "docs/results.md", "docs/algorithms.md", "docs/it-does-not-learn.md"),
     *("docs/notebook/ppo-procgen.md", "docs/notebook/ppg-and-drac.md", "docs/notebook/impala.md"),
+    "docs/notebook/offline.md",
 )
 _BLOCK = re.compile(r"(<!-- tables: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _NAMES = {"ppo": "PPO", "drac": "DrAC", "ppg": "PPG", "impala": "IMPALA"}
@@ -224,6 +225,32 @@ def course_table(rows: Sequence[tuple[str, str]]) -> str:
         table.append([name if game == last else f"{game}, {name}", *cells])
         last = game
     return _table(["", *(f"{step:,}" for step in _COLUMNS), "training levels", "unseen levels"], table)
+
+
+def offline_table() -> str:
+    """The returns of the offline algorithms on Pendulum-v1's set, and d3rlpy's, with standard errors."""
+    found: dict[tuple[str, str], list[float]] = {}
+    with (RUNS / "offline-pendulum.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            found.setdefault((row["algorithm"], row["library"]), []).append(float(row["return"]))
+
+    def cell(algorithm: str, library: str) -> str:
+        returns = found.get((algorithm, library), [])
+        if not returns:
+            return "–"
+        error = np.std(returns, ddof=1) / np.sqrt(len(returns))
+        return f"{np.mean(returns):.0f} ± {error:.0f} ({len(returns)} seeds)"
+
+    rows = []
+    for algorithm in dict.fromkeys(name for name, _ in found):
+        ours, theirs = (found.get((algorithm, library), []) for library in ("tfrl", "d3rlpy"))
+        beside = "–"
+        if theirs:
+            spread = np.sqrt(sum(np.var(x, ddof=1) / len(x) for x in (ours, theirs)))
+            difference = np.mean(ours) - np.mean(theirs)
+            beside = f"{difference:+.0f} ± {spread:.0f}, {_BELOW if difference < -spread else 'not below'}"
+        rows.append([f"`{algorithm}`", cell(algorithm, "tfrl"), cell(algorithm, "d3rlpy"), beside])
+    return _table(["", "tfrl", "d3rlpy", "difference"], rows)
 
 
 def float32_table() -> str:
@@ -455,6 +482,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "course-impala": lambda: course_table(
         [(game, of) for game in _OF_IMPALA for of in ("published", "impala")]
     ),
+    "offline": offline_table,
     "float32": float32_table,
     "course-float32": float32_course,
     "caption-float32": caption_of_float32,

@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         raise UserError(f"cannot write {out}: {files.reason(error)}.") from None
     finally:
-        _show(content)
+        _show(content, source.config.counts)
     return 0
 
 
@@ -136,8 +136,11 @@ def _task(config: RLSettings, game: str, options: Options) -> Any:
     return task
 
 
-def _show(content: dict[str, Any]) -> None:
-    """Prints a table without empty columns, such as the levels of envs without levels."""
+def _show(content: dict[str, Any], counts: str) -> None:
+    """Prints a table without empty columns, such as the levels of envs without levels.
+
+    `counts` is the name of the steps of the training.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -160,7 +163,7 @@ def _show(content: dict[str, Any]) -> None:
             }
         )
     actions = content["evaluations"][0]["actions"]
-    title = f"{content['checkpoint']}, {content['env_steps']:,} env steps, {actions} actions"
+    title = f"{content['checkpoint']}, {content['env_steps']:,} {counts}, {actions} actions"
     # Narrow, so that it fits a terminal of 80 columns.
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     told = [name for name in rows[0] if any(row[name] != "-" for row in rows)]

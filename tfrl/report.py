@@ -31,7 +31,7 @@ from tfrl.envs.published import (
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, games, level_set_title
 from tfrl.reporting import runs as run_folders
 from tfrl.reporting import scores
-from tfrl.reporting.runs import Group, StoredRun, over_games, run_names, variants
+from tfrl.reporting.runs import Group, StoredRun, over_games, run_names, steps_title, variants
 from tfrl.run import files
 from tfrl.run.folder import EVALUATION_FILE, read_json
 
@@ -238,10 +238,10 @@ def notes(groups: Sequence[Group]) -> list[str]:
             states = [(r.config.seed, r.env_steps, "" if r.is_done else " (not finished)") for r in g.runs]
             reached = ", ".join(f"{seed} at {steps:,}{state}" for seed, steps, state in states)
             at = g.scored_at("test")
-            after = "their ends" if g.is_done else f"{at:,} env steps" if at else "no evaluation yet"
+            after = "their ends" if g.is_done else f"{at:,} {g.config.counts}" if at else "no evaluation yet"
             found.append(
-                f"{g.env}, {g.label}: the seeds have reached different env steps ({reached}). Curves are "
-                f"compared up to {g.env_steps:,}, scores are those after {after}."
+                f"{g.env}, {g.label}: the seeds have reached different {g.config.counts} ({reached}). Curves "
+                f"are compared up to {g.env_steps:,}, scores are those after {after}."
             )
     scored = [g for g in groups if TRAIN in g.level_sets and g.scores("test").size]
     steps = [at for g in scored if (at := g.scored_at("test")) is not None]
@@ -300,7 +300,7 @@ def _kind(groups: Sequence[Group]) -> str:
 
 def _results(groups: Sequence[Group]) -> list[dict[str, str]]:
     """A row for each group, and published results under the first group of each env and algorithm."""
-    rows, shown = [], set()
+    rows, shown, steps = [], set(), steps_title(run for g in groups for run in g.runs)
     for g in groups:
         at, returns = g.scored_at("test"), {s: g.returns(s) for s in g.level_sets}
         counted = int(np.isfinite(returns["test"]).sum()) if at is not None else len(g.runs)
@@ -308,7 +308,7 @@ def _results(groups: Sequence[Group]) -> list[dict[str, str]]:
         if len(variants(groups)) > 1:
             row["settings"] = g.label
         row["seeds"] = str(len(g.runs)) if counted == len(g.runs) else f"{counted} of {len(g.runs)}"
-        row["env steps"] = f"{g.env_steps:,}"
+        row[steps] = f"{g.env_steps:,}"
         ended_apart = g.is_done and len({run.env_steps for run in g.runs}) > 1
         row["evaluated at"] = "-" if at is None else "each at its end" if ended_apart else f"{at:,}"
         titles = {s: level_set_title(g.env, s) for s in g.level_sets}
@@ -316,7 +316,7 @@ def _results(groups: Sequence[Group]) -> list[dict[str, str]]:
         if any(g.scores(s).size for s in g.level_sets):
             row |= {f"normalised, {title}": _mean(g.scores(s), 3) for s, title in titles.items()}
         rows.append(row)
-        for published in _published(g):
+        for published in _published(g, steps):
             name, of_others = published.pop("name"), dict.fromkeys(row, "-")
             if (g.env, name) not in shown:
                 shown.add((g.env, name))
@@ -324,8 +324,10 @@ def _results(groups: Sequence[Group]) -> list[dict[str, str]]:
     return rows
 
 
-def _published(g: Group) -> list[dict[str, str]]:
+def _published(g: Group, steps: str) -> list[dict[str, str]]:
     """Rows of published results for the group's env (any version), mode and number of levels.
+
+    `steps` is the title of the column of steps.
 
     They are of train-procgen's PPO, and of the group's own algorithm.
     """
@@ -334,7 +336,7 @@ def _published(g: Group) -> list[dict[str, str]]:
     task = {"distribution_mode": g.mode, "num_levels": g.config.num_levels}
     rows = []
     if final := published_returns(g.env, **task):
-        row = {"name": "published, ppo (train-procgen)", "seeds": "3", "env steps": f"{final[0]:,}"}
+        row = {"name": "published, ppo (train-procgen)", "seeds": "3", steps: f"{final[0]:,}"}
         for level_set, value in final[1].items():
             row[f"return, {level_set_title(g.env, level_set)}"] = f"{value:.2f}"
             score = normalized_return(g.env, g.mode, value)
@@ -347,7 +349,7 @@ def _published(g: Group) -> list[dict[str, str]]:
         source = found.source.replace(" (", ", ").rstrip(")")
         spread = "" if found.spread is None else f" \u00b1 {found.spread:g}"
         row = {"name": f"published{of}, {found.algorithm} ({source})", "seeds": str(found.runs)}
-        row |= {"env steps": f"{found.env_steps:,}", f"return, {title}": f"{found.mean:g}{spread}"}
+        row |= {steps: f"{found.env_steps:,}", f"return, {title}": f"{found.mean:g}{spread}"}
         score = normalized_return(g.env, g.mode, found.mean)
         rows.append(row | ({} if score is None else {f"normalised, {title}": _number(score, 3)}))
     return rows
@@ -461,7 +463,7 @@ def _evaluations(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
     for run, name in zip(runs, run_names(runs), strict=True):
         content = read_json(run.path / EVALUATION_FILE) or {}
         parts, env_steps = content.get("evaluations"), content.get("env_steps")
-        at = f", {env_steps:,} env steps" if isinstance(env_steps, int) else ""
+        at = f", {env_steps:,} {run.config.counts}" if isinstance(env_steps, int) else ""
         for part in parts if isinstance(parts, list) else ():
             if isinstance(part, dict):
                 cells = {key.replace("_", " "): _cell(value) for key, value in part.items()}
@@ -493,12 +495,12 @@ def _settings(runs: Sequence[StoredRun], groups: Sequence[Group]) -> str:
 
 
 def _run_rows(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
-    rows = []
+    rows, steps = [], steps_title(runs)
     for run, name in zip(runs, run_names(runs), strict=True):
         config, done = run.config, run.results or {}
         seconds = done.get("seconds")
         row = {"run": name, "algorithm": config.algorithm, "env": config.env, "seed": str(config.seed)}
-        row |= {"state": "done" if run.is_done else "not finished", "env steps": f"{run.env_steps:,}"}
+        row |= {"state": "done" if run.is_done else "not finished", steps: f"{run.env_steps:,}"}
         row |= {
             f"return, {level_set_title(config.env, s)}": _number(run.final_return(s))
             for s in config.level_sets

@@ -39,6 +39,7 @@ RUNS = {
     "ppo of several choices": ("MaskedMany", OnPolicyLearner, [*SMALL, "--lag", "1"]),
     "drac": ("MaskedImage", OnPolicyLearner, [*PPO, *IMAGE]),
     "ppg": ("Masked", PhasicLearner, [*SMALL, "--policy-updates", "2", "--aux-minibatches", "2"]),
+    "impact": ("MaskedDict", OnPolicyLearner, [*ROLLOUT, *IMAGE, "--lag", "1"]),
     "impala": ("MaskedDict", OnPolicyLearner, [*ROLLOUT, *IMAGE, "--num-minibatches", "1"]),
     "dqn": ("Masked", OffPolicyLearner, [*REPLAY, "--dueling", "--exploration-steps", "100"]),
     "dqn with a lag": ("Masked", OffPolicyLearner, [*REPLAY, "--lag", "1"]),

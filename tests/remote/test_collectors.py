@@ -30,7 +30,7 @@ REPLAY += " --learning-starts 100 --train-every 16 --updates-per-step 0.2 --repl
 RUNS = {
     "impala": CATCH + " --lag 1 --memory gru --memory-size 16 --memory-inputs",
     "ppo": CATCH + " --lag 2 --epochs 2 --memory lstm --memory-size 16 --memory-inputs --sequence-length 4",
-    "impact": CATCH + " --lag 1 --epochs 2 --memory gru --memory-size 16",
+    "impact": CATCH + " --lag 1 --epochs 2",
     "drac": CATCH + " --lag 1 --epochs 2 --memory gru --memory-size 16",
     "daac": "--env bigfish --torso linear --precision float32 --num-levels 20 --level-replay --num-envs 8"
     " --num-steps 32 --num-minibatches 2 --value-epochs 2 --order-coef 0.01 --lag 1 --total-steps 100_000",

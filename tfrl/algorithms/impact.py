@@ -8,15 +8,20 @@ envs, with the ratio
     pi / max(pi', mu / bound)                                                   section 3.1
 
 So a gradient step clips the change since the beginning of the update, however old mu is. Where pi' is far
-below mu, the bound keeps the ratio small.
+below mu, the bound keeps the ratio small. V-trace's ratios pi' / mu stay as they are during the update, also
+with --renew-advantages.
+
+The paper keeps a buffer of older rollouts and renews the target policy every few iterations. Here a rollout
+is learned from in one update, at whose beginning the target policy is renewed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -28,23 +33,27 @@ from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import NetworkSettings, Task
 from tfrl.experience.levels import LevelReplay
 from tfrl.experience.rollout import Rollout
-from tfrl.ops import returns
+from tfrl.ops import losses, returns
 from tfrl.ops.graph import compiled, graph, tf
 from tfrl.workers import machine
 from tfrl.workers.data_parallel import Losses, Weights
 from tfrl.workers.strategy import Runtime
 
+_ROWS_A_CALL = 4096
+"""Rows of one pass of the target policy: on GPUs, a pass has the activations of all its rows in memory."""
+
 
 @dataclass(frozen=True)
 class IMPACT:
-    """The hyperparameters that IMPACT adds to PPO's; --gae-lambda is that of V-trace."""
+    """The hyperparameters that IMPACT adds to PPO's; --gae-lambda (alias --vtrace-lambda) is V-trace's."""
 
     rho_bar: Annotated[float, POSITIVE] = 1.0
     """V-trace's bound on the ratio of new to old action probability."""
     c_bar: Annotated[float, POSITIVE] = 1.0
     """V-trace's bound on the ratios of its traces: it limits how far back an error has an effect."""
     target_bound: Annotated[float, Range(1, 1e6)] = 2.0
-    """Bound on the ratio of old to target action probability in the policy's loss."""
+    """Bound on the ratio of the action probability of the policy that acted to that of the target policy: the
+    policy at the beginning of the update."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +72,25 @@ class Config(IMPACT, ppo.Config):
     aliases: ClassVar[Mapping[str, str]] = {**ppo.Config.aliases, "vtrace_lambda": "gae_lambda"}
     default_lag: ClassVar[int] = 1
 
+    epochs: Annotated[int, Range(1, 1000)] = 2
+
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
         super().check()
         if self.dropout:
-            raise UserError(f"--dropout {self.dropout} is not for impact; leave it out.")
+            raise UserError(
+                f"--dropout {self.dropout} is not for impact: its target policy would need the features that "
+                "were dropped when the rollout was collected. Leave it out."
+            )
+        if self.memory != "none":
+            raise UserError(
+                f"--memory {self.memory} is not for impact, whose target policy takes single steps; use "
+                "impala, or ppo with --lag."
+            )
 
 
 class IMPACTAgent(PPOAgent):
-    """Train IMPACT: PPO from envs that run ahead, corrected by V-trace and a clipped target policy."""
+    """Train IMPACT: PPO from envs that run ahead, with V-trace and a target policy for older rollouts."""
 
     settings = Config
     env = "coinrun"
@@ -80,11 +99,10 @@ class IMPACTAgent(PPOAgent):
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         super().__init__(config, runtime)
-        on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once * runtime.local_replicas
-        self._output_pass = self.network.forward_pass(on_gpu=on_gpu, at_once=at_once)
-        compiles = self.uses_xla or on_gpu
+        compiles = self.uses_xla or runtime.uses_gpu
         self._vtrace = graph(returns.vtrace, jit_compile=True) if compiles else returns.vtrace
-        self._log_ratios = np.zeros(0, np.float32)  # log pi' - log mu of the rollout, [R, T, B]
+        # Of the rollout, float32 [R, T, B]: log pi' - log mu, and the log of max(pi', mu / bound) / pi'.
+        self._log_ratios = self._raised = np.zeros(0, np.float32)
 
     def update(
         self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None
@@ -92,26 +110,26 @@ class IMPACTAgent(PPOAgent):
         """Does PPO's update, relative to the target policy; as `ActorCriticAgent.update`."""
         acted = rollout.extras["log_prob"]
         log_probs, values = self._target(rollout)
-        self._log_ratios = log_probs - acted
-        least = acted - np.float32(math.log(self._config.target_bound))
-        rollout.extras |= {"log_prob": np.maximum(log_probs, least), "value": values}
-        return super().update(rollout, number, on_step)
+        old = np.maximum(log_probs, acted - np.float32(math.log(self._config.target_bound)))
+        self._log_ratios, self._raised = log_probs - acted, old - log_probs
+        extras = {**rollout.extras, "log_prob": old, "value": values}
+        return super().update(dataclasses.replace(rollout, extras=extras), number, on_step)
 
     def _target(self, rollout: Rollout) -> tuple[np.ndarray, np.ndarray]:
         """log pi'(a | o) and the values of a rollout with the present weights, float32 [R, T, B] each."""
         shape = rollout.rewards.shape
-        arrays = [rollout.actions, rollout.observations[:, :-1]]
-        if rollout.memory is not None:
-            arrays.append(rollout.started_memory[:, :-1])
-        fill = machine.filled if self._runtime.uses_gpu else np.asarray
-        rows = (tf.convert_to_tensor(fill(x.reshape(-1, *x.shape[3:]))) for x in arrays)
-        found = (x.numpy()[: math.prod(shape)] for x in self._target_of_rows(*rows))
-        log_probs, values = (x.reshape(shape) for x in found)
+        arrays = [x.reshape(-1, *x.shape[3:]) for x in (rollout.actions, rollout.observations[:, :-1])]
+        fill, found = machine.filled if self._runtime.uses_gpu else np.asarray, []
+        for begin in range(0, len(arrays[0]), _ROWS_A_CALL):
+            rows = [x[begin : begin + _ROWS_A_CALL] for x in arrays]
+            of_rows = self._target_of_rows(*(tf.convert_to_tensor(fill(x)) for x in rows))
+            found.append([x.numpy()[: len(rows[0])] for x in of_rows])
+        log_probs, values = (np.concatenate(parts).reshape(shape) for parts in zip(*found, strict=True))
         return log_probs, values
 
     @compiled(reduce_retracing=True)
-    def _target_of_rows(self, actions: tf.Tensor, *rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        parameters, values, *_ = self._output_pass(self._acting_weights(), *rows)
+    def _target_of_rows(self, actions: tf.Tensor, observations: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        parameters, values, *_ = self.acting.outputs(observations)
         return self.network.distribution(parameters).log_prob(actions), values
 
     def _correction(self) -> tuple[np.ndarray, ...]:
@@ -135,13 +153,17 @@ class IMPACTAgent(PPOAgent):
         )
 
     def _extra_inputs(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
-        """V-trace's rho of each sample."""
-        return (np.minimum(np.exp(self._log_ratios), np.float32(self._config.rho_bar)),)
+        """V-trace's rho of each sample, and the log of max(pi', mu / bound) / pi'."""
+        most = np.float32(math.log(self._config.rho_bar))
+        return np.exp(np.minimum(self._log_ratios, most)), self._raised
 
     def _losses(
         self, weights: Weights, samples: Samples, index: tf.Tensor, outputs: Sequence[tf.Tensor] | None = None
     ) -> Losses:
-        """PPO's losses; the mean of V-trace's rho is a metric."""
+        """PPO's losses. The metric `approx_kl` is relative to the target policy, without the bound."""
+        outputs = outputs or self.network.outputs(weights, samples.observations, samples.memory)
         found = super()._losses(weights, samples, index, outputs)
-        metrics: dict[str, Any] = {**found.metrics, "vtrace_rho": samples.extra[0]}
-        return found._replace(metrics=metrics)
+        rho, raised = samples.extra
+        log_prob = self.network.distribution(outputs[0]).log_prob(samples.actions)
+        kl = losses.approx_kl(log_prob - samples.log_probs + raised)
+        return found._replace(metrics={**found.metrics, "approx_kl": kl, "vtrace_rho": rho})

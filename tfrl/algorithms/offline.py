@@ -96,6 +96,7 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
     """
 
     for_any_actions: ClassVar[str] = "bc"
+    counts: ClassVar[str] = "gradient steps"
     validation: ClassVar[float] = 0.0  # BC has a setting
     patience: ClassVar[int] = 0  # as well
     tau: ClassVar[float] = 1.0  # algorithms with target networks have settings

@@ -260,8 +260,9 @@ class Samples(NamedTuple):
     Attributes:
       observations: in shape and dtype of the env's spec.
       actions: int32 or float32; those of a Box are in [-1, 1].
-      log_probs, values: float32; log pi(a | o) and V(o) of the policy that acted.
-      advantages: float32, GAE.
+      log_probs, values: float32; log pi(a | o) and V(o) of the policy that acted, or of IMPACT's target
+        policy.
+      advantages: float32, of `_advantages`.
       targets: float32, of the values: values + advantages before these are normalised.
       extra: of `PPOAgent._extra_inputs`.
       memory: `Sequences` of a recurrent network, the factors of dropout, or None; for a rollout,
@@ -333,7 +334,8 @@ class Taken(NamedTuple):
 class PPOAgent(ActorCriticAgent):
     """Train PPO, an actor-critic whose policy changes little in an update.
 
-    An algorithm with another loss extends this class and overrides `_losses`, `_extra_inputs` and `means`.
+    An algorithm with another loss extends this class and overrides `_losses`, `_extra_inputs`, `_advantages`
+    or `means`.
 
     Attributes:
       means: the names of the metrics that `_losses` gives, in the order of progress.csv.

@@ -32,8 +32,8 @@ class Lag:
 
     lag: Annotated[int | None, Range(0, 64)] = None
     """Collect each rollout with weights that are this many updates old, so that envs are stepped while the
-    network learns. 0: envs and network take turns. None: 1 for IMPALA and with --actors, otherwise 0; a
-    resumed run keeps its lag."""
+    network learns. 0: envs and network take turns. None: 1 for IMPALA, IMPACT and with --actors, otherwise
+    0; a resumed run keeps its lag."""
     free_running: bool = False
     """Collect each rollout with the newest weights at its beginning, at most --lag (2) updates old. This is
     faster, but no two runs are the same."""

@@ -357,11 +357,13 @@ class RLSettings(RunSettings, Hardware, Torso, Learning, Task, Settings):
       action_spaces: the action spaces that the algorithm is for.
       for_any_actions: the name of a similar algorithm for all action spaces, for messages.
       updates_vary: True if an update has as many env steps as its episodes; `steps_per_update` is the limit.
+      counts: the name of what --total-steps and the first column of progress.csv count.
     """
 
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (ActionSpec,)
     for_any_actions: ClassVar[str] = "ppo"
     updates_vary: ClassVar[bool] = False
+    counts: ClassVar[str] = "env steps"
 
     @property
     def is_ahead(self) -> bool:

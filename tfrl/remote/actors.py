@@ -37,7 +37,7 @@ _OFFERS = "offers"  # the threads of an actor that take the newest weights while
 
 
 class RemoteActor:
-    """An `Actor` in a process of its own, on Ray.
+    """A `RolloutActor` in a process of its own, on Ray.
 
     Args:
       config: the run's settings.
@@ -210,7 +210,7 @@ class RemoteObserver(Observer):
 
 
 class RayObservers(SupervisedActors):
-    """The envs of a run in several processes on Ray; see `tfrl.experience.collector.Observer`."""
+    """The envs of a run in several processes on Ray; see `tfrl.experience.observer.Observer`."""
 
     def __init__(self, config: reinforce.Config, spec: EnvSpec, session: Session) -> None:
         cluster = Cluster(config.ray_address, {"--observers": config.observers}, 0)

@@ -1,8 +1,8 @@
 """Blocks to build a trainer of your own with: rollout workers, replay, a parameter server and a learner.
 
 Each block is an actor of Ray; `examples/ray_blocks.py` trains SAC with them. They reuse the parts of the
-commands: `Actor` acts, `ReplayBuffer` stores, and the algorithm takes its gradient steps. Unlike a run's own
-processes (`--actors`), they write no files and nobody replaces them: a call of a dead one raises
+commands: `RolloutActor` acts, `ReplayBuffer` stores, and the algorithm takes its gradient steps. Unlike a
+run's own processes (`--actors`), they write no files and nobody replaces them: a call of a dead one raises
 `ray.exceptions.RayActorError`.
 
 Import this module before `ray`, which reads its environment variables when it is imported. An actor's

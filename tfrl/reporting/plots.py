@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from tfrl.envs.published import published_curve
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, level_set_title
 from tfrl.reporting import scores as statistics
-from tfrl.reporting.runs import Group, StoredRun, over_games, read_levels, run_names, variants
+from tfrl.reporting.runs import Group, StoredRun, over_games, read_levels, run_names, steps_title, variants
 from tfrl.run import files
 from tfrl.run.folder import RESULTS_FILE
 from tfrl.run.metrics import PROGRESS_FILE
@@ -94,8 +94,10 @@ def _legend(figure: Figure) -> None:
     figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=columns)
 
 
-def _panels(count: int, *, width: float, height: float, columns: int) -> tuple[Figure, list[Axes]]:
-    """A new figure with panels over env steps of this size in inches, at most `columns` side by side."""
+def _panels(
+    count: int, runs: Iterable[StoredRun], *, width: float, height: float, columns: int
+) -> tuple[Figure, list[Axes]]:
+    """A new figure with panels over the runs' steps, of this size in inches, at most `columns` in a row."""
     columns = min(count, columns)
     rows = math.ceil(count / columns)
     # A single panel gets more room for its legend.
@@ -107,7 +109,7 @@ def _panels(count: int, *, width: float, height: float, columns: int) -> tuple[F
     for ax in axes.flat[:count]:
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         ax.xaxis.set_major_locator(MaxNLocator(4))
-    figure.supxlabel("env steps")
+    figure.supxlabel(steps_title(runs))
     return figure, list(axes.flat[:count])
 
 
@@ -120,7 +122,9 @@ def learning_curves(groups: Sequence[Group]) -> Figure | None:
     games: dict[tuple[str, str], list[Group]] = {}
     for g in groups:
         games.setdefault((g.env, g.mode), []).append(g)
-    figure, axes = _panels(len(games), width=4.6, height=3.1, columns=4)
+    figure, axes = _panels(
+        len(games), [run for g in groups for run in g.runs], width=4.6, height=3.1, columns=4
+    )
     names = variants(groups)
     levels = all(TRAIN in g.level_sets for g in groups)
     titles = ("training levels", "unseen levels (evaluation)") if levels else ("while training", "evaluation")
@@ -196,9 +200,7 @@ def learning_curve(run: StoredRun) -> Figure:
         of_episodes = list(panels.items())[2:]
         panels = {name: name.replace("/", ": ").replace("_", " ") for name in losses[:2]}
         panels |= dict(of_episodes)
-    figure, axes = _panels(len(panels), width=4.6, height=3.0, columns=2)
-    if run.data is not None:
-        figure.supxlabel("gradient steps")
+    figure, axes = _panels(len(panels), [run], width=4.6, height=3.0, columns=2)
     figure.suptitle(f"{run.config.env}, seed {run.config.seed}", x=0.99, horizontalalignment="right")
     for ax, (name, title) in zip(axes, panels.items(), strict=True):
         ax.plot(*run.points(name), label="while training", **line_style(0))
@@ -249,7 +251,7 @@ def training(groups: Sequence[Group]) -> Figure | None:
         if name.startswith("train/") or name in _OF_ALL_ALGORITHMS
         if any(other.points(name)[0].size for other in runs)
     }
-    figure, axes = _panels(len(titles), width=3.7, height=2.5, columns=3)
+    figure, axes = _panels(len(titles), runs, width=3.7, height=2.5, columns=3)
     end = max(run.env_steps for run in runs)
     for ax, (column, title) in zip(axes, titles.items(), strict=True):
         for run, label in zip(runs, labels, strict=True):

@@ -363,6 +363,11 @@ def over_games(groups: Sequence[Group], level_sets: Sequence[str]) -> list[Group
     return [g for g in scored if all(g.env in of_variant for of_variant in games)]
 
 
+def steps_title(runs: Iterable[StoredRun]) -> str:
+    """The title of the runs' steps: env steps, or gradient steps on recorded data."""
+    return " or ".join(dict.fromkeys(run.config.counts for run in runs))
+
+
 def run_names(runs: Sequence[StoredRun]) -> list[str]:
     """The names of runs, or their paths if two have the same name."""
     names = [run.name for run in runs]

@@ -41,7 +41,7 @@ class OfflineLearner(EnvLearner):
 
     _config: OfflineSettings
     agent: OfflineAgent
-    unit = "gradient steps"
+    unit = OfflineSettings.counts
     time_columns = _COLUMNS
 
     def __init__(self, config: OfflineSettings, session: Session, make_agent: MakeAgent) -> None:
