@@ -1,10 +1,11 @@
 """python -m benchmarks.learning_offline: what the offline algorithms come to on a set of mixed quality.
 
 The set has as many episodes of an early as of a late policy of SAC on Pendulum-v1. Each algorithm learns from
-it with each seed, and plays 100 episodes at the end. With --d3rlpy, the command of a Python that has d3rlpy
-and Gymnasium, its algorithms do the same with the same sizes and numbers of gradient steps, a run of theirs
-after each of ours. Runs that are complete are only read. The table also has the gradient steps a second:
-medians over the seeds. For ours, those of a run are the median of its rows, so compilation is left out.
+it with each seed, and plays 100 episodes at the end, from the same 100 starts for all of them. With --d3rlpy,
+the command of a Python that has d3rlpy and Gymnasium, its algorithms do the same with the same sizes and
+numbers of gradient steps, a run of theirs after each of ours. Runs that are complete are only read. The table
+also has the gradient steps a second: medians over the seeds. For ours, those of a run are the median of its
+rows, so compilation is left out.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tfrl.run import files
 ENV = "Pendulum-v1"
 _PLAYERS = {"early": 1_500, "late": 6_000}  # env steps of SAC
 _ALGORITHMS = {"bc": ("--hidden", "256,256", "--activation", "relu"), "iql": (), "td3_bc": (), "cql": ()}
+_EPISODES = 100
 _SPEED = "time/updates_per_second"
 _PEER = Path(__file__).with_name("d3rlpy_script.py")
 
@@ -67,7 +69,7 @@ def main(options: Options) -> None:
         flags += [*_ALGORITHMS[name], "--eval-episodes", "100", "--run-name"]
         for seed in seeds:
             (run,) = training.train([*flags, f"{name}-seed{seed}"], [seed], str(logdir), algorithm=name)
-            results = {f"tfrl {name}": (run.final_return("test"), np.nanmedian(run.progress[_SPEED]))}
+            results = {f"tfrl {name}": (_played(run.path), np.nanmedian(run.progress[_SPEED]))}
             if options.d3rlpy:
                 results[f"d3rlpy {name}"] = _of_peer(name, file, seed, logdir, options)
             for row, (value, speed) in results.items():
@@ -109,6 +111,23 @@ def _arrays(episodes: Sequence[recorded.RawEpisode], logdir: Path) -> Path:
             timeouts=np.concatenate([x & (not e.terminated) for x, e in zip(last, episodes, strict=True)]),
         )
     return path
+
+
+def _played(run: Path) -> float:
+    """The mean return of the run's policy in the episodes that d3rlpy_script.py plays, too."""
+    import gymnasium
+
+    import tfrl
+
+    policy, envs = tfrl.load(run), [gymnasium.make(ENV) for _ in range(_EPISODES)]
+    observations = np.stack([env.reset(seed=10_000 + i)[0] for i, env in enumerate(envs)])
+    total, ended = np.zeros(_EPISODES), False
+    while not ended:  # all episodes have the same length
+        steps = [env.step(action) for env, action in zip(envs, policy(observations), strict=True)]
+        observations = np.stack([step[0] for step in steps])
+        total += [step[1] for step in steps]
+        ended = steps[0][2] or steps[0][3]
+    return float(total.mean())
 
 
 def _of_peer(name: str, file: Path, seed: int, logdir: Path, options: Options) -> tuple[float, float]:
