@@ -117,9 +117,8 @@ def pytest_collection_finish(session):
     flags = {}
     if PROGRAMS in os.environ:
         cache = f"--tf_xla_persistent_cache_directory={os.environ[PROGRAMS]}"
-        callers = os.environ.get(
-            "TF_XLA_FLAGS", ""
-        )  # TensorFlow takes a text that begins with a space for a file
+        # Last, because TensorFlow takes a text that begins with a space for the name of a file.
+        callers = os.environ.get("TF_XLA_FLAGS", "")
         flags["TF_XLA_FLAGS"] = f"{cache} --tf_xla_persistent_cache_device_types=CPU {callers}"
     with mock.patch.dict(os.environ, flags):  # TensorFlow reads it now
         cpu = tf.config.list_physical_devices("CPU")[0]
