@@ -220,7 +220,10 @@ def test_any_number_of_replicas_gives_equal_results(learner, replicas):
 
 @pytest.mark.parametrize(
     ("lag", "at"),
-    [(1, 3), *(pytest.param(*more, marks=pytest.mark.long) for more in ((0, 2), (1, 0), (3, 2)))],
+    [
+        pytest.param(1, 3, marks=[pytest.mark.long, pytest.mark.promise]),
+        *(pytest.param(*more, marks=pytest.mark.long) for more in ((0, 2), (1, 0), (3, 2))),
+    ],
 )
 def test_a_restored_learner_continues_bit_for_bit(learner, lag, at):
     """The state is also taken before the first update, and restored on another number of replicas."""

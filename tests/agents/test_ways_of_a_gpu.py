@@ -42,14 +42,13 @@ def learner(tmp_path, monkeypatch):
     ("algorithm", "flags"),
     [
         ("ppo", [*IMAGES, "--epochs", "2"]),
-        pytest.param("ppo", [*IMAGES, "--epochs", "2", "--replicas", "2"], marks=pytest.mark.long),
-        pytest.param(
-            "ppo", ["--env", "Pendulum-v1", "--epochs", "2", "--num-envs", "32"], marks=pytest.mark.long
-        ),
-        pytest.param("impala", [*IMAGES, "--lag", "1"], marks=pytest.mark.long),
-        pytest.param("impala", ["--env", "CartPole-v1", "--num-envs", "32"], marks=pytest.mark.long),
+        ("ppo", [*IMAGES, "--epochs", "2", "--replicas", "2"]),
+        ("ppo", ["--env", "Pendulum-v1", "--epochs", "2", "--num-envs", "32"]),
+        ("impala", [*IMAGES, "--lag", "1"]),
+        ("impala", ["--env", "CartPole-v1", "--num-envs", "32"]),
     ],
 )
+@pytest.mark.long
 def test_an_update_is_the_same(learner, algorithm, flags):
     """Rounding differs, so the second update may take other actions."""
     found = []

@@ -85,7 +85,13 @@ def test_slow_envs_are_stepped_side_by_side():
     assert took < 1.4, "1.6 s one after the other, 0.4 s side by side"
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("sac", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        pytest.param("ppo", marks=[pytest.mark.long, pytest.mark.promise]),
+        pytest.param("sac", marks=pytest.mark.long),
+    ],
+)
 def test_env_processes_give_equal_results(tmp_path, algorithm):
     settings = {
         "ppo": {

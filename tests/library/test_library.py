@@ -123,6 +123,8 @@ def test_the_settings_file_has_the_names_of_callables(runs):
     assert names["function"] == names["command"] == "env: test_library:cartpole"
 
 
+@pytest.mark.promise
+@pytest.mark.long
 def test_the_same_call_resumes_bit_for_bit(runs, tmp_path):
     class Stop(tfrl.Callback):
         def on_update(self, run, metrics):

@@ -133,7 +133,7 @@ RUNS = {
 @pytest.mark.parametrize(
     "name",
     [
-        "heads",
+        pytest.param("heads", marks=[pytest.mark.long, pytest.mark.promise]),
         *(
             pytest.param(name, marks=pytest.mark.long)
             for name in ("apart", "sac", "one", "several", "impala-heads")

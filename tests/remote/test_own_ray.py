@@ -132,6 +132,8 @@ def test_a_run_whose_own_ray_dies_says_so_and_ends(tmp_path, process):
 
 
 @needs_ray
+@pytest.mark.promise
+@pytest.mark.long
 def test_no_other_user_can_enter_the_folder_of_the_runs_own_ray(tmp_path, monkeypatch):
     """Also tests a second Ray of the same process."""
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):

@@ -66,7 +66,7 @@ def test_the_scores_follow_from_the_rollouts_and_are_equal_on_two_replicas(tmp_p
 @pytest.mark.parametrize(
     ("algorithm", "more"),
     [
-        ("ppo", ["--lag", 2]),
+        pytest.param("ppo", ["--lag", 2], marks=[pytest.mark.long, pytest.mark.promise]),
         pytest.param("daac", ["--order-coef", 0.001, "--value-epochs", 2], marks=pytest.mark.long),
         pytest.param("drac", ["--memory", "gru", "--memory-size", 16], marks=pytest.mark.long),
         pytest.param("ppg", ["--policy-updates", 2, "--aux-minibatches", 2], marks=pytest.mark.long),

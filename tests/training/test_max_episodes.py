@@ -34,7 +34,7 @@ def train(algorithm, logdir, name, **settings):
 
 @pytest.mark.parametrize(
     "algorithm",
-    ["dqn", "ppo", "reinforce", pytest.param("impala", marks=pytest.mark.long)],
+    ["ppo", *(pytest.param(name, marks=pytest.mark.long) for name in ("dqn", "reinforce", "impala"))],
 )
 def test_a_run_ends_at_the_env_step_of_the_last_episode(tmp_path, algorithm):
     run = train(algorithm, tmp_path, "run", max_episodes=23)
@@ -53,7 +53,10 @@ def test_a_run_ends_at_the_env_step_of_the_last_episode(tmp_path, algorithm):
 
 @pytest.mark.parametrize(
     "algorithm",
-    ["ppo", *(pytest.param(n, marks=pytest.mark.long) for n in ("reinforce", "impala"))],
+    [
+        pytest.param("ppo", marks=[pytest.mark.long, pytest.mark.promise]),
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("reinforce", "impala")),
+    ],
 )
 def test_a_higher_number_continues_the_run_as_if_it_had_not_ended(tmp_path, algorithm):
     train(algorithm, tmp_path, "parts", max_episodes=23)

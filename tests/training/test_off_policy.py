@@ -309,7 +309,7 @@ ONE_ITERATION = ("--iteration-steps", "400", "--total-steps", "400")
 @pytest.mark.parametrize(
     ("algorithm", "further"),
     [
-        (DQN, ()),
+        pytest.param(DQN, (), marks=[pytest.mark.long, pytest.mark.promise]),
         pytest.param(DQN, ("--lag", "1", "--iteration-steps", "200"), marks=pytest.mark.long),
         pytest.param(SAC, ("--num-envs", "1"), marks=pytest.mark.long),
         pytest.param(SAC, ("--train-every", "400", "--updates-per-step", "0.5"), marks=pytest.mark.long),

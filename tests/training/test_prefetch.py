@@ -102,7 +102,10 @@ def test_rounds_are_collected_with_weights_that_are_lag_iterations_old(learner, 
 
 @pytest.mark.parametrize(
     "name",
-    ["dqn", *(pytest.param(name, marks=pytest.mark.long) for name in ("ppo", "sac", "sac of a pendulum"))],
+    [
+        pytest.param("dqn", marks=[pytest.mark.long, pytest.mark.promise]),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("ppo", "sac", "sac of a pendulum")),
+    ],
 )
 def test_a_restored_learner_continues_bit_for_bit(learner, name, tmp_path):
     """The state is taken while two rollouts are unfinished; they are repeated."""
@@ -141,7 +144,10 @@ def test_two_replicas_give_the_results_of_one(learner, name):
 
 @pytest.mark.parametrize(
     ("name", "steps"),
-    [("ppo", "--num-steps 20"), pytest.param("dqn", "--iteration-steps 80", marks=pytest.mark.long)],
+    [
+        pytest.param("ppo", "--num-steps 20", marks=[pytest.mark.long, pytest.mark.promise]),
+        pytest.param("dqn", "--iteration-steps 80", marks=pytest.mark.long),
+    ],
 )
 def test_returns_do_not_run_on_if_envs_of_a_replaced_actor_begin_new_episodes(learner, name, steps):
     run = learner(name, *["--env", "made_envs:made/Fifty-v0", "--lag", "1"], *steps.split())

@@ -90,6 +90,8 @@ def test_a_run_resumes_in_its_own_precision_not_in_that_of_auto(tmp_path):
     assert code == 2 and f"--precision {other} there, {meant} here" in stderr
 
 
+@pytest.mark.promise
+@pytest.mark.long
 def test_a_supervised_run_resumes_in_its_own_precision(tmp_path):
     flags, (_, other) = [*MINI.split(), "--logdir", str(tmp_path), "--run-name", "run"], of_auto()
     with tfds.testing.mock_data(num_examples=64):
