@@ -40,19 +40,24 @@ def main(arguments: Sequence[str]) -> int:
     found = [path for path in _runs(folder) if algorithm_of(path / SETTINGS_FILE) != "resnet"]
     if not found:
         raise UserError(f"there is no run in {folder} or in a folder below.")
-    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    table.add_column("run", overflow="fold")
-    table.add_column("state", overflow="fold")
-    for name in ("env steps", "done", "return", "steps/s", "time left", "last row"):
-        table.add_column(name, justify="right", no_wrap=True)
+    rows, loaded = [], []
     for path in found:
         name = path.resolve().name if path == folder else str(path.relative_to(folder))
         try:
-            table.add_row(name, *row(runs.load(path)))
+            run = runs.load(path)
+            rows.append([name, *row(run)])
+            loaded.append(run)
         except UserError as error:
-            table.add_row(name, str(error))
+            rows.append([name, str(error)])
         except OSError as error:
-            table.add_row(name, f"cannot be read: {files.reason(error)}")
+            rows.append([name, f"cannot be read: {files.reason(error)}"])
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("run", overflow="fold")
+    table.add_column("state", overflow="fold")
+    for name in (runs.steps_title(loaded), "done", "return", "steps/s", "time left", "last row"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for cells in rows:
+        table.add_row(*cells)
     # Names are shown as they are, and in a pipe or a file each run is one line.
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDE
     Console(markup=False, emoji=False, width=wide).print(table)
@@ -68,7 +73,7 @@ def _runs(folder: Path) -> list[Path]:
 
 
 def row(run: runs.StoredRun) -> list[str]:
-    """The cells of a run: state, env steps, share done, return, steps/s, time left, age of the last row.
+    """The cells of a run: state, steps, share done, return, steps/s, time left, age of the last row.
 
     The time left is that to the end at the latest, at the mean speed so far.
 

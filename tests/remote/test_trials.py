@@ -13,7 +13,7 @@ from checkpoints import assert_same_arrays, learner_arrays, save
 from launching import until
 
 from tfrl.cli.errors import TrainingError
-from tfrl.remote.trials import Sweep, TrialRun, begin, current, is_over, leave, outcome, rows_with, run_part
+from tfrl.remote.trials import Sweep, TrialRun, begin, current, is_over, leave, outcome, rows_with, run_to_end
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.folder import LEFT_FILE, LOCK_FILE
 
@@ -36,22 +36,22 @@ METRIC = "eval_test/return"
 def make(tmp_path):
     """Makes a trial of 30 env steps whose run is a program; what it tells goes into its list `told`."""
 
-    def trial(program, part=None):
-        part = part or TrialRun("trial-000")
+    def trial(program, own=None):
+        own = own or TrialRun("trial-000")
         (tmp_path / "tfrl").mkdir(exist_ok=True)
         (
             tmp_path / "tfrl" / "__init__.py"
         ).touch()  # before the installed package, whichever way that is found
         (tmp_path / "tfrl" / "small.py").write_text(SMALL)
-        run = tmp_path / part.run
+        run = tmp_path / own.name
         run.mkdir(exist_ok=True)
         (run / "program").write_text(program)
         (run / "progress.csv").write_text(f"env_steps,{METRIC}\n")
         sweep = Sweep("small", (), ({"lr": 1e-3},), (), "none", METRIC, 30)
         told = []
         where = {"environment": {}, "folder": str(tmp_path)}
-        tell = lambda part, row: told.append((part, row))  # noqa: E731
-        run = functools.partial(run_part, sweep, tmp_path, {"lr": 1e-3}, part, **where, tell=tell)
+        tell = lambda own, row: told.append((own, row))  # noqa: E731
+        run = functools.partial(run_to_end, sweep, tmp_path, {"lr": 1e-3}, own, **where, tell=tell)
         return SimpleNamespace(run=run, told=told)
 
     return trial
@@ -78,12 +78,12 @@ def test_the_last_evaluation_is_reported_as_the_last_at_the_end(make, tmp_path):
     finally:
         (tmp_path / "trial-000" / "end").touch()
         thread.join()
-    part, last = trial.told[-1]
+    run, last = trial.told[-1]
     assert last == {
         **{"value": 2.0, "env_steps": 30, "evaluations": 3, "run": "trial-000"},
         **{"done": True, "finished": True},
     }
-    assert part == TrialRun("trial-000", evaluations=3, seen=30)
+    assert run == TrialRun("trial-000", evaluations=3, seen=30)
     assert not any("done" in metrics for _, metrics in trial.told[:-1])
 
 
@@ -136,13 +136,13 @@ def begun(logdir, told, lr=1e-3):
 
 def test_a_trial_begins_with_the_weights_that_were_compared_and_says_so_in_its_name(tmp_path):
     told = donor(tmp_path, 1, 2, 3)
-    part = begun(tmp_path, told)
-    assert part.run.startswith("trial-000-at-2000-")
-    assert part == TrialRun(part.run, f"{part.run}/weights-of-trial-003", 2000, 4)
-    kept = CheckpointStore(tmp_path / part.start / "checkpoints", keep=1).load(pytest.fail)
+    run = begun(tmp_path, told)
+    assert run.name.startswith("trial-000-at-2000-")
+    assert run == TrialRun(run.name, f"{run.name}/weights-of-trial-003", 2000, 4)
+    kept = CheckpointStore(tmp_path / run.start / "checkpoints", keep=1).load(pytest.fail)
     assert (kept.update, kept.env_steps) == (2, 2000)
     assert_same_arrays(kept.learner, learner_arrays(2))
-    assert (tmp_path / part.start / "config.yaml").read_text() == "algorithm: ppo\n"
+    assert (tmp_path / run.start / "config.yaml").read_text() == "algorithm: ppo\n"
 
 
 def test_a_resumed_sweep_finds_the_current_run_of_each_trial(tmp_path):
@@ -150,26 +150,26 @@ def test_a_resumed_sweep_finds_the_current_run_of_each_trial(tmp_path):
     assert current(tmp_path, "trial-000", {"lr": 1e-3}) == (TrialRun("trial-000"), {"lr": 1e-3})
     told = donor(tmp_path, 2)
     one, other = (begun(tmp_path, told, lr) for lr in (2e-3, 4e-3))
-    assert one.run != other.run and one.offset == other.offset == 2000
+    assert one.name != other.name and one.offset == other.offset == 2000
     assert current(tmp_path, "trial-000", {"lr": 1e-3}) == (other, {"lr": 4e-3})
     assert begun(tmp_path, None, 4e-3) == other
     rows = f"env_steps,{METRIC}\n100,1.0\n200,2.0\n300,3.0\n"
-    (tmp_path / other.run / "progress.csv").write_text(rows)
+    (tmp_path / other.name / "progress.csv").write_text(rows)
     again = begun(tmp_path, None, 4e-3)  # PBT compares what there is now, and not what there was
     assert again == other._replace(seen=200, evaluations=other.evaluations + 2)
     assert not is_over(tmp_path, "trial-000")
     leave(tmp_path, "trial-000", None)
     assert is_over(tmp_path, "trial-000")
     found = outcome(sweep_of(), tmp_path, 0)
-    assert (found.run, found.settings) == (tmp_path / other.run, {"lr": 4e-3})
+    assert (found.run, found.settings) == (tmp_path / other.name, {"lr": 4e-3})
 
 
 def test_a_resumed_asha_does_not_judge_earlier_evaluations_again(tmp_path):
     (tmp_path / "trial-000").mkdir()
     rows = f"env_steps,{METRIC}\n100,1.0\n200,2.0\n300,3.0\n"
     (tmp_path / "trial-000" / "progress.csv").write_text(rows)
-    part = begin(sweep_of("asha"), tmp_path, "trial-000", {"lr": 1e-3}, None)
-    assert (part.seen, part.evaluations) == (200, 2)
+    run = begin(sweep_of("asha"), tmp_path, "trial-000", {"lr": 1e-3}, None)
+    assert (run.seen, run.evaluations) == (200, 2)
 
 
 def test_a_trial_that_a_callback_stopped_has_the_value_of_its_last_evaluation(tmp_path):
@@ -197,8 +197,8 @@ def test_a_paused_trial_continues_once_its_earlier_process_has_saved(make, tmp_p
 
 
 def test_where_the_compared_weights_are_pruned_the_next_ones_are_taken_and_counted(tmp_path):
-    part = begun(tmp_path, donor(tmp_path, 1, 3, 4))
-    assert part.offset == 3000 and part.run.startswith("trial-000-at-3000-")
+    run = begun(tmp_path, donor(tmp_path, 1, 3, 4))
+    assert run.offset == 3000 and run.name.startswith("trial-000-at-3000-")
     # Of a run that has itself begun with another's weights, all env steps count.
     told = donor(tmp_path, 2, name="trial-003-at-7000-abcdef")
     told["part"] = told["part"]._replace(offset=7000)

@@ -13,6 +13,7 @@ from processes import Training, steps_done
 from recordings import write
 from refusals import refusal
 
+from tfrl import status
 from tfrl.algorithms import registry as settings
 from tfrl.algorithms.runs import check_start
 from tfrl.run.checkpoint import CheckpointStore
@@ -69,11 +70,15 @@ def check_topologies_and_resume(sets, tmp_path, algorithm, env, *flags):
     assert_equal(state, again)
 
 
-def test_cloning_is_equal_on_two_replicas_and_after_a_resume(sets, tmp_path):
+def test_cloning_is_equal_on_two_replicas_and_after_a_resume(sets, tmp_path, capsys):
     check_topologies_and_resume(sets, tmp_path, "bc", "CartPole-v1", "--env", "none")
     results = json.loads((tmp_path / "whole/run/results.json").read_text())
     assert results["eval"] == {} and results["validation"]["loss"] > 0
     assert results["dataset"]["return_mean"] == 66.0  # of 0 + ... + 11
+    capsys.readouterr()
+    status.main([str(tmp_path)])
+    title, *rows = capsys.readouterr().out.strip().splitlines()
+    assert "gradient steps" in title and "env steps" not in title and " 30 " in rows[-1]
 
 
 @pytest.mark.long

@@ -31,7 +31,7 @@ from tfrl.remote.trials import (
     is_over,
     leave,
     rows_with,
-    run_part,
+    run_to_end,
     trial_name,
 )
 from tfrl.run import files
@@ -54,7 +54,7 @@ for _logger in ("ray.tune", "ray.train"):
     logging.getLogger(_logger).setLevel(logging.CRITICAL)
 warnings.filterwarnings("ignore", message="Consider boosting PBT performance")
 
-_PART = "part.json"  # in what Ray Tune takes for a trial's checkpoint
+_TRIAL_RUN = "part.json"  # in what Ray Tune takes for a trial's checkpoint
 _POLL_EVERY = 0.5  # seconds
 _PATIENCE = 300.0  # seconds for the runs of a sweep that was told to stop
 
@@ -169,14 +169,14 @@ def _run_trial(
     failure = failure_file(logdir, name)
     failure.unlink(missing_ok=True)
 
-    def report(part: TrialRun, metrics: Mapping[str, Any]) -> None:
+    def report(run: TrialRun, metrics: Mapping[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as place:
-            (Path(place) / _PART).write_text(json.dumps({"trial": name, "part": part}))
+            (Path(place) / _TRIAL_RUN).write_text(json.dumps({"trial": name, "part": run}))
             tune.report(dict(metrics), checkpoint=tune.Checkpoint.from_directory(place))
 
     try:
-        part = begin(sweep, logdir, name, own, _reported())
-        run_part(sweep, logdir, own, part, environment=environment, folder=folder, tell=report)
+        run = begin(sweep, logdir, name, own, _reported())
+        run_to_end(sweep, logdir, own, run, environment=environment, folder=folder, tell=report)
     except Exception as error:
         files.write(failure, str(error) or type(error).__name__)
         raise
@@ -188,7 +188,7 @@ def _reported() -> Mapping[str, Any] | None:
     if checkpoint is None:
         return None
     with checkpoint.as_directory() as place:
-        return json.loads((Path(place) / _PART).read_text())
+        return json.loads((Path(place) / _TRIAL_RUN).read_text())
 
 
 def _tuner(

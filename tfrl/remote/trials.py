@@ -42,7 +42,7 @@ _FIXED = (*_OURS, "start_from", "config", "total_steps")
 
 # In a run's folder:
 _OUTPUT = "output.txt"  # the run's stdout and stderr
-_PART = "part.json"  # its `TrialRun`, and the trial's settings in it
+_TRIAL_RUN = "part.json"  # its `TrialRun`, and the trial's settings in it
 _POLL_EVERY, _PATIENCE = 0.5, 300.0  # seconds
 _PR_SET_PDEATHSIG = 1
 
@@ -305,14 +305,14 @@ class TrialRun(NamedTuple):
     """A run of a trial, and its evaluations that were reported to the scheduler.
 
     Attributes:
-      run: the name of its folder.
+      name: the name of its folder.
       start: the folder of its initial weights, relative to the sweep's folder; None: they are random.
       offset: the env steps that those weights were trained for.
       evaluations: the number of reported evaluations, including those of the run that gave the weights.
       seen: the run's env steps at its last reported evaluation; -1 before the first evaluation.
     """
 
-    run: str
+    name: str
     start: str | None = None
     offset: int = 0
     evaluations: int = 0
@@ -353,9 +353,9 @@ class Row(NamedTuple):
 def outcome(sweep: Sweep, logdir: Path, index: int) -> TrialState:
     """The present state of a trial."""
     name = trial_name(index)
-    part, own = current(logdir, name, sweep.trials[index])
-    run, error = logdir / part.run, files.read_text(failure_file(logdir, name))
-    env_steps, episode_return, rows = part.offset, math.nan, []
+    newest, own = current(logdir, name, sweep.trials[index])
+    run, error = logdir / newest.name, files.read_text(failure_file(logdir, name))
+    env_steps, episode_return, rows = newest.offset, math.nan, []
     try:
         progress = runs.read_progress(run / PROGRESS_FILE)
     except UserError:  # it is damaged
@@ -388,58 +388,60 @@ def is_over(logdir: Path, name: str) -> bool:
 
 
 def current(logdir: Path, name: str, planned: Mapping[str, Any]) -> tuple[TrialRun, Mapping[str, Any]]:
-    """The newest part of a trial, with nothing reported yet, and its settings; at first the planned ones."""
-    found = read_json(_newest(logdir, name) / _PART)
+    """The newest run of a trial, with nothing reported yet, and its settings; at first the planned ones."""
+    found = read_json(_newest(logdir, name) / _TRIAL_RUN)
     return (TrialRun(name), planned) if found is None else (TrialRun(*found["part"]), found["settings"])
 
 
 def _newest(logdir: Path, name: str) -> Path:
     of_trial = (logdir / name, *logdir.glob(f"{name}-at-*"))
-    return max(of_trial, key=lambda run: (not (run / LEFT_FILE).exists(), files.last_change([run / _PART])))
+    return max(
+        of_trial, key=lambda run: (not (run / LEFT_FILE).exists(), files.last_change([run / _TRIAL_RUN]))
+    )
 
 
 def begin(
     sweep: Sweep, logdir: Path, name: str, own: Mapping[str, Any], reported: Mapping[str, Any] | None
 ) -> TrialRun:
-    """The part with which a trial continues: a new run if the trial got another trial's weights.
+    """The run with which a trial continues: a new one if the trial got another trial's weights.
 
     Args:
       sweep, logdir: the sweep and its folder.
       name: the trial's name.
       own: its varied settings.
-      reported: the `trial` and `part` that reported the weights to start from; None: the trial or the sweep
-        begins.
+      reported: the `trial` and its run, `part`, that reported the weights to start from; None: the trial or
+        the sweep begins.
 
     Raises:
       TrainingError: the other trial's run has no checkpoint.
     """
     if reported is None:
-        part = current(logdir, name, own)[0]
-        rows = rows_with(logdir / part.run, sweep.metric)
+        run = current(logdir, name, own)[0]
+        rows = rows_with(logdir / run.name, sweep.metric)
         # A resumed sweep compares only the newest evaluation: the earlier ones have been compared.
         if sweep.scheduler != "none" and len(rows) > 1:
-            evaluations = part.evaluations + len(rows) - 1
-            part = part._replace(seen=rows[-2].env_steps, evaluations=evaluations)
+            evaluations = run.evaluations + len(rows) - 1
+            run = run._replace(seen=rows[-2].env_steps, evaluations=evaluations)
     elif reported["trial"] == name:
-        part = TrialRun(*reported["part"])
+        run = TrialRun(*reported["part"])
     else:
-        part = _taken_over(logdir, name, TrialRun(*reported["part"]))
-    place = logdir / part.run
-    if not (place / _PART).exists():
+        run = _taken_over(logdir, name, TrialRun(*reported["part"]))
+    place = logdir / run.name
+    if not (place / _TRIAL_RUN).exists():
         files.make_folder(place)
-        files.write(place / _PART, json.dumps({"part": part, "settings": dict(own)}))
-    leave(logdir, name, part.run)
-    return part
+        files.write(place / _TRIAL_RUN, json.dumps({"part": run, "settings": dict(own)}))
+    leave(logdir, name, run.name)
+    return run
 
 
 def _taken_over(logdir: Path, name: str, donor: TrialRun) -> TrialRun:
-    """The part that begins with a copy of another trial's weights."""
-    found = _evaluated(logdir / donor.run, donor.seen)
+    """The run that begins with a copy of another trial's weights."""
+    found = _evaluated(logdir / donor.name, donor.seen)
     offset, number = donor.offset + found.env_steps, len(list(logdir.glob(f"{name}-at-*")))
     run = logdir / f"{name}-at-{offset}-{number}"
-    start = run / f"weights-of-{donor.run}"
+    start = run / f"weights-of-{donor.name}"
     files.make_folder(start)  # the other run continues, and prunes its own checkpoints
-    files.write(start / SETTINGS_FILE, (logdir / donor.run / SETTINGS_FILE).read_text())
+    files.write(start / SETTINGS_FILE, (logdir / donor.name / SETTINGS_FILE).read_text())
     store = CheckpointStore(start / "checkpoints", keep=1)
     store.save(found.update, State(found.learner, [{}]), env_steps=found.env_steps)
     return TrialRun(run.name, str(start.relative_to(logdir)), offset, donor.evaluations)
@@ -468,17 +470,17 @@ def leave(logdir: Path, name: str, current: str | None) -> None:
             (run / LEFT_FILE).touch()
 
 
-def run_part(
+def run_to_end(
     sweep: Sweep,
     logdir: Path,
     own: Mapping[str, Any],
-    part: TrialRun,
+    run: TrialRun,
     *,
     environment: Mapping[str, str],
     folder: str,
     tell: Callable[[TrialRun, Mapping[str, Any]], None],
 ) -> None:
-    """Runs the command of a part to its end, and reports each evaluation.
+    """Runs the command of a trial's run to its end, and reports each evaluation.
 
     The last evaluation is reported when the run has ended, so that a scheduler does not continue a trial that
     has all its steps.
@@ -486,37 +488,37 @@ def run_part(
     Args:
       sweep, logdir: the sweep and its folder.
       own: the trial's varied settings.
-      part: the run.
+      run: the trial's run.
       environment, folder: the environment variables and the working folder of its process.
-      tell: gets the part and a dict of the evaluation: `value` of the metric, `env_steps` and `evaluations`
+      tell: gets the run and a dict of the evaluation: `value` of the metric, `env_steps` and `evaluations`
         of the weights, `run` and, with the last one, `done` and `finished`.
 
     Raises TrainingError if the run does not reach its end.
     """
-    place = logdir / part.run
+    place = logdir / run.name
 
     def is_finished() -> bool:
         return (place / RESULTS_FILE).is_file()
 
     def new_rows() -> list[Row]:
-        return [row for row in rows_with(place, sweep.metric) if row.env_steps > part.seen]
+        return [row for row in rows_with(place, sweep.metric) if row.env_steps > run.seen]
 
     def report(row: Row, evaluations: int, **marks: bool) -> None:
-        nonlocal part
-        part = part._replace(seen=row.env_steps, evaluations=evaluations)
-        env_steps = part.offset + row.env_steps
-        metrics = {"value": row.value, "env_steps": env_steps, "evaluations": evaluations, "run": part.run}
-        tell(part, {**metrics, **marks})
+        nonlocal run
+        run = run._replace(seen=row.env_steps, evaluations=evaluations)
+        env_steps = run.offset + row.env_steps
+        metrics = {"value": row.value, "env_steps": env_steps, "evaluations": evaluations, "run": run.name}
+        tell(run, {**metrics, **marks})
 
     if not is_finished():
         end = time.monotonic() + _PATIENCE
         while is_held(place) and time.monotonic() < end:  # PBT has paused it, and it still saves
             time.sleep(_POLL_EVERY)
-        flags = [*sweep.arguments(own), "--logdir", str(logdir), "--run-name", part.run]
-        if part.start is not None:
+        flags = [*sweep.arguments(own), "--logdir", str(logdir), "--run-name", run.name]
+        if run.start is not None:
             one_update = sweep.config(own).steps_per_update  # a run has one at least
-            left = max(one_update, sweep.total_steps - part.offset)
-            flags += ["--start-from", str(logdir / part.start), "--total-steps", str(left)]
+            left = max(one_update, sweep.total_steps - run.offset)
+            flags += ["--start-from", str(logdir / run.start), "--total-steps", str(left)]
         place.mkdir(parents=True, exist_ok=True)
         with (place / _OUTPUT).open("ab") as output:
             process = subprocess.Popen(
@@ -534,12 +536,12 @@ def run_part(
             # The last evaluation is reported below. Where the length is not known, it may be the newest one.
             rows = new_rows() if sweep.total_steps else new_rows()[:-1]
             for row in rows:
-                if not sweep.total_steps or row.env_steps < sweep.total_steps - part.offset:
-                    report(row, part.evaluations + 1)
+                if not sweep.total_steps or row.env_steps < sweep.total_steps - run.offset:
+                    report(row, run.evaluations + 1)
         if process.returncode != 0 or not is_finished():
             raise TrainingError(_reason(process.returncode, files.last_line(place / _OUTPUT)))
     if rows := rows_with(place, sweep.metric):
-        report(rows[-1], part.evaluations + len(new_rows()), done=True, finished=True)
+        report(rows[-1], run.evaluations + len(new_rows()), done=True, finished=True)
 
 
 def _stop_with_parent() -> None:
