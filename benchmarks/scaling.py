@@ -3,8 +3,11 @@
 1. Collectives: the times of all-reduces of many sizes over 2 and 4 real worker processes on loopback. The
    ring's model, t(W, n) = 2 (W - 1) a + 2 (W - 1) / W n b, is fitted to the fastest of 2 workers (a: seconds
    a message, b: seconds a byte) and held against 4, and against 2 in network namespaces with a slow cable.
-2. Training: 1 worker held to one core and 2 workers held to one core each, in turn, the same envs for each
-   worker: the measured weak-scaling efficiency, and the compute time of an update.
+2. Training: 2 runs of one worker each at the same time, then one run of 2 workers, in turn; 4 and 4 in the
+   same way. Each worker is held to one core and has the same number of envs. So the runs apart share
+   memory, caches and, where cores are threads, arithmetic as the workers of one run do, and the ratio of
+   their times, the measured weak-scaling efficiency, is the price of training together. The runs apart
+   also tell the compute time of an update.
 3. Prediction: efficiency = C / (C + sums * t(W, n)) with a message delay and a link's rate of a real network,
    for 2 to 512 workers. It leaves out stragglers: each update waits for the slowest worker.
 """
@@ -21,7 +24,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -33,7 +36,9 @@ from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import COUNT, NOT_NEGATIVE, POSITIVE
 
 _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "1"}
+_ENVIRONMENT = {**os.environ, **_THREADS}
 _LINKS = (10, 25, 100)  # Gb/s
+_MEASURED = (2, 4)
 _WORKERS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 _EPOCHS, _MINIBATCHES = 3, 8
 _EXTRA_FLOATS = 5  # metrics that travel with the gradients; each replica adds one more
@@ -52,7 +57,7 @@ class Options:
     updates: Annotated[int, COUNT] = 4
     """Updates that count, of each training run; one more comes first, which traces."""
     rounds: Annotated[int, COUNT] = 2
-    """Training runs of one worker and of two, in turn, because the machine's speed drifts."""
+    """Training runs of each kind, in turn, because the machine's speed drifts."""
     hop_microseconds: Annotated[float, NOT_NEGATIVE] = 30.0
     """Delay that a network adds to each message of the ring: an assumption, not measured here."""
     cable: Annotated[float, POSITIVE] = 1.0
@@ -65,15 +70,14 @@ def main(options: Options) -> None:
     """Measures, predicts and prints."""
     _check(options)
     with tempfile.TemporaryDirectory() as folder:
-        measured = {workers: _time_collectives(workers, Path(folder)) for workers in (2, 4)}
-        alone, pair = _train_in_turn(options, Path(folder))
+        measured = {workers: _time_collectives(workers, Path(folder)) for workers in _MEASURED}
+        trained = {workers: _train_in_turn(workers, options, Path(folder)) for workers in _MEASURED}
     least = {workers: _each(min, times) for workers, times in measured.items()}
     measured = {workers: _each(statistics.median, times) for workers, times in measured.items()}
     # Of the fastest, because whatever else the machine does only ever adds.
     delay, per_byte = fit_ring(least[2], workers=2)
-    size = 4 * (alone["parameters"] + _EXTRA_FLOATS)
-    sums = alone["sums"]
-    compute = alone["seconds"]
+    size = 4 * (trained[2].parameters + _EXTRA_FLOATS)
+    sums, compute = _EPOCHS * _MINIBATCHES, trained[2].apart
     cable = _time_cable(options.cable) if namespaces.available() else {}
     figures = {
         "message_seconds": delay,
@@ -88,8 +92,13 @@ def main(options: Options) -> None:
         "collectives_per_minibatch": 1,
         "minibatches_per_update": sums,
         "compute_seconds_per_update": compute,
-        "weak_scaling_2_workers": compute / pair["seconds"],
-        "all_reduce_share_2_workers": sums * ring_seconds(2, size, delay, per_byte) / pair["seconds"],
+        "update_seconds_apart": {workers: found.apart for workers, found in trained.items()},
+        "update_seconds_together": {workers: found.together for workers, found in trained.items()},
+        "weak_scaling": {workers: found.apart / found.together for workers, found in trained.items()},
+        "all_reduce_share": {
+            workers: sums * ring_seconds(workers, size, delay, per_byte) / found.together
+            for workers, found in trained.items()
+        },
         "predicted_efficiency": {
             link: {w: efficiency(w, link, size, sums, compute, delay, per_byte, options) for w in _WORKERS}
             for link in _LINKS
@@ -164,7 +173,7 @@ def _time_cable(gigabits: float) -> dict[int, float]:
         for index, place in enumerate(places):
             tf_config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
             command = [*place, sys.executable, "-m", "benchmarks.collectives", str(output)]
-            environment = {**os.environ, **_THREADS, "TF_CONFIG": tf_config}
+            environment = {**_ENVIRONMENT, "TF_CONFIG": tf_config}
             workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
         codes = [worker.wait() for worker in workers]
         if any(codes):
@@ -173,34 +182,58 @@ def _time_cable(gigabits: float) -> dict[int, float]:
     return {int(size): statistics.median(seconds) for size, seconds in times.items()}
 
 
-def _train_in_turn(options: Options, folder: Path) -> tuple[dict, dict]:
-    """One worker, two, one, two: of each the median over all updates, and what the last run said besides."""
-    runs = {workers: [] for workers in (1, 2)}
-    for _ in range(options.rounds):
-        for workers, done in runs.items():
-            with tempfile.TemporaryDirectory(dir=folder) as own:
-                done.append(_train(workers, options, Path(own)))
-    return tuple(
-        {**done[-1], "seconds": statistics.median(second for run in done for second in run["seconds"])}
-        for done in runs.values()
-    )
+class Trained(NamedTuple):
+    """What short runs of a number of workers told.
+
+    Attributes:
+      apart, together: the median seconds of an update, of as many runs of one worker at the same time, and of
+        one run of all of them.
+      parameters: of the network.
+    """
+
+    apart: float
+    together: float
+    parameters: int
 
 
-def _train(workers: int, options: Options, folder: Path) -> dict:
-    """A short run: seconds of each update, and what decides the bytes."""
-    flags = [*_flags(workers, options), "--logdir", str(folder), "--run-name", f"train-{workers}"]
-    _launch(workers, ["-m", "benchmarks.one_core", "tfrl.ppo_procgen", *flags])
-    run = folder / f"train-{workers}"
+def _train_in_turn(workers: int, options: Options, folder: Path) -> Trained:
+    """Runs apart and together by turns."""
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for place in range(options.rounds):
+        for together, found in seconds.items():
+            of_turn = folder / f"{workers}-{place}-{together}"
+            names = ["run"] if together else [f"run-{core}" for core in range(workers)]
+            _train(workers if together else 1, names, options, of_turn)
+            found += [second for name in names for second in _update_seconds(of_turn / name)]
+    with np.load(of_turn / names[0] / "export" / "weights.npz") as weights:
+        parameters = sum(weights[name].size for name in weights.files)
+    return Trained(statistics.median(seconds[False]), statistics.median(seconds[True]), parameters)
+
+
+def _train(workers: int, names: Sequence[str], options: Options, folder: Path) -> None:
+    """Runs of so many workers at the same time; those of one worker are held to a core each."""
+    runs = []
+    for core, name in enumerate(names):
+        flags = [*_flags(workers, options), "--logdir", str(folder), "--run-name", name]
+        words = _launched(workers, ["-m", "benchmarks.one_core", "tfrl.ppo_procgen", *flags])
+        runs.append((words, {**_ENVIRONMENT, "FIRST_CORE": str(core)}))
+    others = [subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL) for words, env in runs[1:]]
+    try:
+        words, env = runs[0]
+        command.finish(words, env=env, stdout=subprocess.DEVNULL)
+        codes = [other.wait() for other in others]
+    finally:
+        for other in others:
+            other.terminate()
+    if any(codes):
+        raise TrainingError(f"training runs ended with exit codes {codes}.")
+
+
+def _update_seconds(run: Path) -> list[float]:
+    """The seconds of each update but the first, which traces."""
     with (run / "progress.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    seconds = [float(r["time/rollout_seconds"]) + float(r["time/update_seconds"]) for r in rows[1:]]
-    with np.load(run / "export" / "weights.npz") as weights:
-        parameters = sum(weights[name].size for name in weights.files)
-    return {
-        "seconds": seconds,
-        "parameters": parameters,
-        "sums": _EPOCHS * _MINIBATCHES,
-    }
+    return [float(row["time/rollout_seconds"]) + float(row["time/update_seconds"]) for row in rows[1:]]
 
 
 def _flags(workers: int, options: Options) -> list[str]:
@@ -214,9 +247,13 @@ def _flags(workers: int, options: Options) -> list[str]:
 
 
 def _launch(workers: int, arguments: Sequence[str]) -> None:
+    command.finish(_launched(workers, arguments), env=_ENVIRONMENT, stdout=subprocess.DEVNULL)
+
+
+def _launched(workers: int, arguments: Sequence[str]) -> list[str]:
+    """The words of a command that starts so many workers."""
     launcher = [sys.executable, "-m", "cluster.launch", "--workers", str(workers), "--max-restarts", "0"]
-    arguments = [*launcher, "--", sys.executable, *arguments]
-    command.finish(arguments, env={**os.environ, **_THREADS}, stdout=subprocess.DEVNULL)
+    return [*launcher, "--", sys.executable, *arguments]
 
 
 def _show(figures: Mapping) -> None:
@@ -244,10 +281,11 @@ def _show(figures: Mapping) -> None:
         f"{figures['minibatches_per_update']} of them and takes "
         f"{figures['compute_seconds_per_update']:.2f} s in one process"
     )
-    console.print(
-        f"2 workers of one core each against 1: efficiency {figures['weak_scaling_2_workers']:.2f}, "
-        f"all-reduce {figures['all_reduce_share_2_workers']:.1%} of an update (an estimate)"
-    )
+    for workers, found in figures["weak_scaling"].items():
+        console.print(
+            f"{workers} workers of a run against {workers} runs of one worker: efficiency {found:.2f}, "
+            f"all-reduce {figures['all_reduce_share'][workers]:.1%} of an update (an estimate)"
+        )
     table = Table(title="predicted weak-scaling efficiency, without stragglers")
     table.add_column("workers", justify="right")
     for link in _LINKS:
