@@ -23,14 +23,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from benchmarks import command
+from benchmarks.learning_procgen import over_games
 from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import TrainingError, UserError
-from tfrl.envs.published import published_curve
+from tfrl.envs.published import published_curve, score_range
 from tfrl.envs.spec import Box, Discrete, MultiDiscrete
 from tfrl.reporting import plots, runs, scores
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "benchmarks" / "runs"
+QUARTER = ROOT / "benchmarks" / "runs-quarter"
 IMAGES = ROOT / "docs" / "images"
 DOCUMENTS = (
     *("README.md", "docs/results.md", "docs/algorithms.md", "docs/it-does-not-learn.md"),
@@ -41,6 +43,7 @@ _BLOCK = re.compile(r"(<!-- tables: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL
 _NAMES = {"ppo": "PPO", "drac": "DrAC", "ppg": "PPG", "impala": "IMPALA"}
 _BELOW = "**below**"
 _WINDOW = 163_840  # env steps of ten updates of PPO
+_QUARTER = 262_144  # env steps of the short runs
 _COLUMNS = range(_WINDOW, 983_040 + 1, _WINDOW)
 _END, _LAST = _COLUMNS[-1], 1_015_808  # of the training returns; of the runs and their evaluations
 _AMD = "2 shared cores of an AMD EPYC"
@@ -225,6 +228,43 @@ def course_table(rows: Sequence[tuple[str, str]]) -> str:
         table.append([name if game == last else f"{game}, {name}", *cells])
         last = game
     return _table(["", *(f"{step:,}" for step in _COLUMNS), "training levels", "unseen levels"], table)
+
+
+def quarter_table() -> str:
+    """PPO's returns after 262,144 env steps beside the published runs', a row for each game that was played.
+
+    Games with longer runs have no evaluation there. The last row has the means over games of the normalised
+    returns, with standard errors.
+    """
+    played = {run.config.env: [run] for run in map(runs.load, QUARTER.glob("*-seed*"))}
+    played |= {game: kept("ppo", game) for game in _GAMES if game not in played}
+    rows, scores = [], {"train": [], "test": []}
+    for game, found in sorted(played.items()):
+        cells = []
+        for level_set, of_set in scores.items():
+            at, curves = published_curve(game, level_set)
+            if level_set == "train":
+                ours = [training(run, _QUARTER) for run in found]
+                theirs = [window_mean((at, curve), _QUARTER) for curve in curves]
+            elif found[0].env_steps > _QUARTER:
+                cells += ["–", "–", ""]
+                continue
+            else:
+                ours = [run.final_return(level_set) for run in found]
+                theirs = [float(np.interp(_QUARTER, at, curve)) for curve in curves]
+            cells += [_numbers(ours), _range(theirs), verdict(ours, theirs)]
+            low, high = score_range(game, "easy") or (0.0, 1.0)
+            of_set.append([(np.array(returns) - low) / (high - low) for returns in (ours, theirs)])
+        rows.append([game, *cells])
+    means = []
+    for of_set in scores.values():
+        mine, theirs = over_games(*zip(*of_set, strict=True))
+        difference, error = mine.value - theirs.value, float(np.hypot(mine.error, theirs.error))
+        where = _BELOW if difference < -2 * error else "above" if difference > 2 * error else "within"
+        means += [f"{mine} ({len(of_set)} games)", str(theirs), where]
+    rows.append(["mean, normalised", *means])
+    head = ("training: ours", "published", "", "unseen: ours", "published", "")
+    return _table(["", *head], rows)
 
 
 def offline_table() -> str:
@@ -482,6 +522,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "course-impala": lambda: course_table(
         [(game, of) for game in _OF_IMPALA for of in ("published", "impala")]
     ),
+    "quarter": quarter_table,
     "offline": offline_table,
     "float32": float32_table,
     "course-float32": float32_course,
