@@ -9,8 +9,9 @@ import tensorflow as tf
 from recordings import write
 
 from tfrl.algorithms import registry as settings
+from tfrl.ops.graph import is_for_xla
 from tfrl.workers import strategy
-from tfrl.workers.data_parallel import TARGET
+from tfrl.workers.data_parallel import TARGET, GradientStep
 
 ROWS = 8
 
@@ -51,7 +52,7 @@ def weights_of(agent, seed=1):
     """Weights that differ between networks and their targets, as after some training."""
     generator = np.random.default_rng(seed)
     return {
-        name: tf.constant(vector.numpy() + 0.3 * generator.normal(size=vector.shape).astype(np.float32))
+        name: tf.constant(vector.numpy() + 0.3 * generator.normal(size=vector.shape), tf.float32)
         for name, vector in agent.learning.weights().items()
     }
 
@@ -140,9 +141,22 @@ def test_cql_pushes_values_of_other_actions_down(folder):
     np.testing.assert_allclose(loss_of(agent, "q", rows, weights).losses, wanted, rtol=1e-4)
 
 
-def test_cql_weighs_sampled_actions_by_their_density(folder):
+@pytest.mark.parametrize(("algorithm", "compiled"), [("bc", True), ("iql", False), ("cql", False)])
+def test_xla_compiles_no_parts_that_are_computed_side_by_side(folder, monkeypatch, algorithm, compiled):
+    """XLA would compute one after the other, because operations have one thread each."""
+    _, agent = make_agent(folder, algorithm, "Pendulum-v1")
+    (step, *_) = agent.learning.steps.values()
+    seen, check = [], GradientStep.check
+    monkeypatch.setattr(GradientStep, "check", lambda *a: seen.append(is_for_xla()) or check(*a))
+    rows = {name: tf.constant(array) for name, array in rows_of(agent).items()}
+    step.part_gradients(weights_of(agent), rows, ())
+    assert seen == [compiled]
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_cql_weighs_sampled_actions_by_their_density(folder, soft):
     count, flags = 3, ("--action-samples", "3", "--conservative-weight", "2")
-    _, agent = make_agent(folder, "cql", "Pendulum-v1", *flags)
+    _, agent = make_agent(folder, "cql", "Pendulum-v1", *flags, *(["--soft-target"] if soft else []))
     rows, weights = rows_of(agent), weights_of(agent)
     network, noise = agent.network, rows["noise"][:, 2:].reshape(ROWS, 3, count)
     values = np.zeros((2, ROWS, 3, count))
@@ -165,5 +179,12 @@ def test_cql_weighs_sampled_actions_by_their_density(folder):
     gap = np.log(np.exp(values.reshape(2, ROWS, -1)).mean(axis=2)) - taken
     found = loss_of(agent, "critics", rows, weights)
     np.testing.assert_allclose(found.metrics["conservative_loss"], gap.mean(axis=0), rtol=1e-3, atol=1e-4)
-    bellman = 2 * found.metrics["q_loss"].numpy()
+    following = tf.constant(rows["next_observation"])
+    parameters = network.outputs(weights, following)[0].numpy().astype(np.float64)
+    std = np.logaddexp(0, parameters[:, 1:] + math.log(math.expm1(0.99))) + 0.01
+    action = np.tanh(parameters[:, :1] + std * rows["noise"][:, :1])
+    after = network.qs(weights, TARGET, following, tf.constant(action, tf.float32)).numpy().min(axis=0)
+    if soft:
+        after -= math.exp(weights["log_alpha"]) * log_density(parameters, action)
+    bellman = 0.5 * ((taken - rows["reward"] - rows["discount"] * after) ** 2).sum(axis=0)
     np.testing.assert_allclose(found.losses, bellman + 2 * gap.sum(axis=0), rtol=1e-3, atol=1e-4)

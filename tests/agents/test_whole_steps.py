@@ -9,6 +9,7 @@ from tfrl.algorithms import registry as settings
 from tfrl.config.run import RLSettings
 from tfrl.experience.replay import Batch
 from tfrl.networks.network import Packing
+from tfrl.ops.graph import graph, is_for_xla
 from tfrl.workers import strategy
 
 SMALL = ["--hidden", "16,16", "--num-envs", "1", "--lr", "1e-2", "--adam-epsilon", "1e-2", "--seed", "3"]
@@ -100,15 +101,16 @@ def test_the_gradient_of_a_split_vector_is_the_vector_of_gradients(compiled):
     packing = Packing([tf.keras.Variable(np.zeros(shape, np.float32)) for shape in shapes])
     vector = tf.constant(np.random.default_rng(0).normal(size=packing.size).astype(np.float32))
 
-    @tf.function(jit_compile=compiled)
     def gradient(vector):
+        assert is_for_xla() == compiled
         with tf.GradientTape() as tape:
             tape.watch(vector)
             arrays = packing.arrays(vector)
             loss = tf.add_n([(k + 1) * tf.reduce_sum(tf.square(x)) for k, x in enumerate(arrays[:3])])
         return tape.gradient(loss, vector), packing.vector(packing.arrays(vector))
 
-    found, again = gradient(vector)
+    found, again = graph(gradient, jit_compile=compiled)(vector)
+    assert not is_for_xla()
     of_each = zip(packing.names, shapes, (2, 4, 6, 0), strict=True)
     factors = packing.join({name: np.full(shape, factor) for name, shape, factor in of_each})
     np.testing.assert_allclose(found, factors * vector, rtol=1e-6)

@@ -73,6 +73,9 @@ class BCAgent(OfflineAgent):
     """Train a policy by behaviour cloning, from recorded episodes."""
 
     settings = Config
+    compiles_parts = (
+        True  # its one loss takes little time, so most of it would be that of starting operations
+    )
     _config: Config
     network: ActorCritic
 

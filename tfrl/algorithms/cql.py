@@ -142,35 +142,38 @@ class _ContinuousCQL(CQLAgent, SACAgent):
         return super()._actor_loss(weights, {**rows, "noise": rows["noise"][:, : 2 * size]})
 
     def _conservative_loss(self, weights: Weights, rows: Rows) -> Losses:
-        """The critics' loss, and log sum_a exp Q(o, a) - Q(o, a_recorded) by importance sampling."""
-        config, network, size = self._config, self.network, self.network.noise_size
-        observations, following = rows["observation"], rows["next_observation"]
-        next_policy = self._policy(weights, following)
-        actions, log_prob = next_policy.sample_with_log_prob(rows["noise"][:, :size])
-        qs = network.qs(weights, TARGET, following, actions)
-        alpha = tf.exp(weights["log_alpha"]) if config.soft_target else tf.constant(0.0)
-        target = q_learning.td_target(
-            rows["reward"], rows["discount"], q_learning.soft_value(qs, log_prob, alpha)
-        )
-        found = self.td_losses(
-            tf.unstack(network.qs(weights, "", observations, rows["action"])), target, rows
-        )
-        recorded = network.qs(weights, "", observations, rows["action"])
+        """The critics' loss, and log sum_a exp Q(o, a) - Q(o, a_recorded) by importance sampling.
 
-        count = config.action_samples
+        Each critic has one pass over all actions of an observation, the recorded one first.
+        """
+        config, network, size = self._config, self.network, self.network.noise_size
+        count, observations, following = config.action_samples, rows["observation"], rows["next_observation"]
         noise = tf.reshape(rows["noise"][:, 2 * size :], (-1, 3, count, size))
-        repeated = tf.repeat(observations, count, axis=0)
-        uniform = tf.math.erf(tf.reshape(noise[:, 0], (-1, size)) / math.sqrt(2.0))  # of normal numbers
-        kinds = [(uniform, tf.fill([tf.shape(repeated)[0]], -size * math.log(2.0)))]
+        uniform = tf.math.erf(noise[:, 0] / math.sqrt(2.0))  # of normal numbers
+        actions = [rows["action"][:, None], uniform]  # [b, k, D] each
+        log_densities = [tf.fill(tf.shape(uniform)[:2], -size * math.log(2.0))]  # [b, count] each
         for place, seen in ((1, observations), (2, following)):
-            policy = self._policy(weights, tf.repeat(seen, count, axis=0))
-            kinds.append(policy.sample_with_log_prob(tf.reshape(noise[:, place], (-1, size))))
-        values = []
-        for actions, density in kinds:
-            qs = network.qs(weights, "", repeated, tf.stop_gradient(actions)) - tf.stop_gradient(density)
-            values.append(tf.reshape(qs, (len(network.critics), -1, count)))
-        joined = tf.concat(values, axis=2)  # [N, b, 3 * count]
-        gap = tf.reduce_logsumexp(joined, axis=2) - math.log(3 * count) - recorded
+            parameters = network.outputs(weights, seen)[0]
+            policy: Any = network.distribution(tf.repeat(parameters, count, axis=0))
+            sampled, log_prob = policy.sample_with_log_prob(tf.reshape(noise[:, place], (-1, size)))
+            actions.append(tf.reshape(sampled, (-1, count, size)))
+            log_densities.append(tf.reshape(log_prob, (-1, count)))
+        joined = tf.stop_gradient(tf.concat(actions, axis=1))  # [b, 1 + 3 count, D]
+        of_each = 1 + 3 * count
+        qs = network.qs(weights, "", tf.repeat(observations, of_each, axis=0), tf.reshape(joined, (-1, size)))
+        qs = tf.reshape(qs, (len(network.critics), -1, of_each))
+        recorded, others = qs[:, :, 0], qs[:, :, 1:]
+
+        next_policy: Any = network.distribution(parameters)  # those of the next observations
+        next_actions, log_prob = next_policy.sample_with_log_prob(rows["noise"][:, :size])
+        next_qs = network.qs(weights, TARGET, following, next_actions)
+        alpha = tf.exp(weights["log_alpha"]) if config.soft_target else tf.constant(0.0)
+        next_value = q_learning.soft_value(next_qs, log_prob, alpha)
+        target = q_learning.td_target(rows["reward"], rows["discount"], next_value)
+        found = self.td_losses(tf.unstack(recorded), target, rows)
+
+        weighted = others - tf.stop_gradient(tf.concat(log_densities, axis=1))
+        gap = tf.reduce_logsumexp(weighted, axis=2) - math.log(3 * count) - recorded
         gap = tf.reduce_sum(gap, axis=0)
         metrics = {**found.metrics, "conservative_loss": gap / len(network.critics)}
         return Losses(found.losses + config.conservative_weight * gap, metrics, found.errors)

@@ -217,6 +217,7 @@ class OfflineAgent(ReplayAgent):
     """A ReplayAgent whose batches come from a recorded set; `tfrl.training.offline` calls it."""
 
     env = AUTO
+    compiles_parts = False
     _config: OfflineSettings  # type: ignore[assignment]  # the settings that ReplayAgent uses, by the same names
 
     @property

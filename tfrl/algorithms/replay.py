@@ -275,8 +275,10 @@ class ReplayAgent(Agent):
       steps: the gradient steps on one batch by name, in order.
       reported: the names of their metrics, in order.
       acts_meanwhile: NumPy acts while gradient steps are under way, with the weights before them.
+      compiles_parts: XLA compiles the parts of a batch on CPUs, if the network is small.
     """
 
+    compiles_parts: ClassVar[bool] = True
     _config: ReplaySettings
     acting: ExploringNetwork
 
@@ -296,6 +298,7 @@ class ReplayAgent(Agent):
             targets=self.target_networks,
             tau=config.tau,
             compiled=on_gpu or config.small_network,
+            compiles_parts=on_gpu or self.compiles_parts,
         )
         self.acting = ExploringNetwork(
             self.network,

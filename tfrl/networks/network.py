@@ -18,7 +18,7 @@ from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec, Discrete
 from tfrl.networks import entrance
 from tfrl.networks.distributions import TanhNormalActions, distribution_for
-from tfrl.ops.graph import graph
+from tfrl.ops.graph import graph, is_for_xla
 from tfrl.workers import machine
 from tfrl.workers.data_parallel import Weights
 
@@ -108,7 +108,8 @@ class Packing:
 
     def vector(self, arrays: Sequence[tf.Tensor]) -> tf.Tensor:
         """The vector of tensors in the order of `names`; the inverse of `arrays`."""
-        if any(len(shape) > 2 for shape in self._shapes):  # convolutions: no XLA on CPUs
+        with_convolutions = any(len(shape) > 2 for shape in self._shapes)  # no XLA on CPUs
+        if with_convolutions or not is_for_xla():
             pairs = zip(arrays, self._padding, strict=True)
             return tf.concat([one for a, n in pairs for one in (tf.reshape(a, [-1]), tf.zeros(n))], axis=0)
         # On CPUs XLA computes a `tf.concat` value by value, so each array is written into the vector, in a

@@ -11,6 +11,7 @@ two loops over gradient steps need it, and they exclude the functions that they 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -30,9 +31,32 @@ else:
     tf = _Lazy("tensorflow")
 
 
+_for_xla = False
+
+
 def graph(function: Callable[..., Any], **options: Any) -> Any:
     """Compiles a function of tensors; `options` are those of `tf.function`."""
+    if options.get("jit_compile"):
+        function = _traced_for_xla(function)
     return tf.function(function, **{"autograph": False, **options})
+
+
+def is_for_xla() -> bool:
+    """True while a function is traced that `graph` compiles by XLA."""
+    return _for_xla
+
+
+def _traced_for_xla(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def traced(*arguments: Any, **named: Any) -> Any:
+        global _for_xla
+        before, _for_xla = _for_xla, True
+        try:
+            return function(*arguments, **named)
+        finally:
+            _for_xla = before
+
+    return traced
 
 
 def not_inlined(function: Callable[..., Any]) -> Any:

@@ -146,6 +146,8 @@ class DataParallel:
       tau: the step of the target networks towards the weights: target <- (1 - tau) target + tau weights.
       compiled: XLA compiles the parts and the optimizer. This is faster for small layers and on GPUs, and
         five times slower for convolutions on a CPU. On GPUs it always compiles the optimizer.
+      compiles_parts: False: XLA does not compile the parts. On a CPU, XLA computes one part after the other,
+        where operations have one thread each; TensorFlow computes several at once.
 
     Attributes:
       runtime: the same.
@@ -162,6 +164,7 @@ class DataParallel:
         targets: Sequence[str] = (),
         tau: float = 1.0,
         compiled: bool = False,
+        compiles_parts: bool = True,
     ) -> None:
         self.runtime = runtime
         self._targets = tuple(targets)
@@ -173,7 +176,11 @@ class DataParallel:
                 state |= {step.slot(vector, slot): value for slot, value in initial.items()}
         with runtime.strategy.scope():
             self.variables = {name: _variable(value) for name, value in state.items()}
-        self.steps = {name: CompiledStep(step, self, compiled=compiled) for name, step in steps.items()}
+        parts = compiled and compiles_parts
+        self.steps = {
+            name: CompiledStep(step, self, compiled=compiled, compiled_parts=parts)
+            for name, step in steps.items()
+        }
         self._moved = graph(
             lambda pairs: [tf.identity(new) if tau == 1.0 else polyak(old, new, tau) for old, new in pairs],
             jit_compile=compiled,
@@ -228,7 +235,8 @@ class CompiledStep:
     Args:
       description: what the step is.
       learning: has the weights and the optimizer's state.
-      compiled: XLA compiles the parts and the optimizer; the optimizer also without it on GPUs.
+      compiled: XLA compiles the optimizer; on GPUs also without it.
+      compiled_parts: XLA compiles the parts.
 
     Attributes:
       description: the same.
@@ -236,13 +244,15 @@ class CompiledStep:
         ((gradients, sums of metrics [metrics]), (errors, moved vectors)) of the part.
     """
 
-    def __init__(self, description: GradientStep, learning: DataParallel, *, compiled: bool) -> None:
+    def __init__(
+        self, description: GradientStep, learning: DataParallel, *, compiled: bool, compiled_parts: bool
+    ) -> None:
         self.description = description
         self._learning = learning
         self._runtime = learning.runtime
         self.part_gradients = self._part_gradients
         self._summed = self._summed_gradients
-        if compiled:
+        if compiled_parts:
             self.part_gradients = graph(self._part_gradients, jit_compile=True)
         elif not self._runtime.uses_gpu:
             # Not inlined on CPUs: within a loop over gradient steps, TensorFlow would choose between two
