@@ -73,9 +73,7 @@ class BCAgent(OfflineAgent):
     """Train a policy by behaviour cloning, from recorded episodes."""
 
     settings = Config
-    compiles_parts = (
-        True  # its one loss takes little time, so most of it would be that of starting operations
-    )
+    compiles_parts = True  # its loss takes less time than the start of the operations
     _config: Config
     network: ActorCritic
 

@@ -11,6 +11,7 @@ two loops over gradient steps need it, and they exclude the functions that they 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import importlib
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ else:
     tf = _Lazy("tensorflow")
 
 
-_for_xla = False
+_for_xla = contextvars.ContextVar("for_xla", default=False)
 
 
 def graph(function: Callable[..., Any], **options: Any) -> Any:
@@ -43,18 +44,17 @@ def graph(function: Callable[..., Any], **options: Any) -> Any:
 
 def is_for_xla() -> bool:
     """True while a function is traced that `graph` compiles by XLA."""
-    return _for_xla
+    return _for_xla.get()
 
 
 def _traced_for_xla(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def traced(*arguments: Any, **named: Any) -> Any:
-        global _for_xla
-        before, _for_xla = _for_xla, True
+        token = _for_xla.set(True)
         try:
             return function(*arguments, **named)
         finally:
-            _for_xla = before
+            _for_xla.reset(token)
 
     return traced
 
