@@ -160,13 +160,13 @@ class CheckpointStore:
         worker, and removes the new files, if one worker could not save its part.
         """
         dropped = 0
-        own = [*state.parts, *(shard.arrays or {} for shard in state.shards if not shard.is_saved)]
-        size = num_bytes(state.learner) + self._num_workers * sum(map(num_bytes, own))
         while True:
             done, failure = self._attempt(update, state, env_steps)
             if done:
                 self._prune(update)
                 return dropped
+            own = [*state.parts, *(shard.arrays or {} for shard in state.shards if not shard.is_saved)]
+            size = num_bytes(state.learner) + self._num_workers * sum(map(num_bytes, own))
             # Every worker takes part in both votes, so all try again or none does.
             for_room_alone = self._agree(failure is None or files.is_full(failure))
             if not (for_room_alone and self._agree(self._make_room(size))):
@@ -181,7 +181,7 @@ class CheckpointStore:
         """Tries to save; True if every worker saved its part, and the reason why this worker could not.
         Leaves no partial files.
         """
-        staged, is_chief = self.path(update, _STAGED), self._worker == 0
+        staged, final, is_chief = self.path(update, _STAGED), self.path(update), self._worker == 0
         written: list[tuple[CheckpointShard, Path]] = []
 
         def prepare() -> None:
@@ -207,8 +207,13 @@ class CheckpointStore:
             files.write_synced(staged / own, encode({**state.parts[0], **listed}))
 
         def commit() -> None:
-            if is_chief:
-                self._commit(staged, update, env_steps)
+            if not is_chief:
+                return
+            self._write_manifest(staged, update, env_steps)
+            if final.exists():
+                final.rename(self.path(update, _REPLACED))
+            staged.rename(final)
+            files.sync_folder(self._directory)
 
         for step in (prepare, write, commit):
             failure = None
@@ -227,8 +232,8 @@ class CheckpointStore:
             shard.keep(path)
         return True, None
 
-    def _commit(self, staged: Path, update: int, env_steps: int) -> None:
-        """Verifies what all workers have written, seals it by a manifest, and gives the folder its name."""
+    def _write_manifest(self, staged: Path, update: int, env_steps: int) -> None:
+        """Verifies what all workers have written, and writes the manifest."""
         entries, shards = {}, {}
         for name in _file_names(self._num_workers):
             data, arrays = _arrived(staged / name)
@@ -248,11 +253,6 @@ class CheckpointStore:
         }
         files.write_synced(staged / MANIFEST, _seal(manifest))
         files.sync_folder(staged)
-        final = self.path(update)
-        if final.exists():
-            final.rename(self.path(update, _REPLACED))
-        staged.rename(final)
-        files.sync_folder(self._directory)
 
     def _prune(self, update: int) -> None:
         """Removes the files that this checkpoint made superfluous; the next save retries after an error."""
@@ -297,11 +297,13 @@ class CheckpointStore:
                 path.rename(path.with_suffix(""))
             elif path.suffix in (_STAGED, _REPLACED):
                 shutil.rmtree(path, ignore_errors=True)
+        if not self._shards.is_dir():
+            return
         try:
             needed = set(itertools.chain(*map(_needed_shards, self._folders().values())))
         except OSError:  # the file server does not answer; the next save tries again
             return
-        for path in self._shards.iterdir() if self._shards.is_dir() else ():
+        for path in self._shards.iterdir():
             if path.name not in needed:
                 path.unlink(missing_ok=True)
 
