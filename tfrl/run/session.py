@@ -116,7 +116,7 @@ class Session:
         The watchdog uses the name to know the first time of a phase, and how long a phase may take.
         """
         logging.getLogger("tfrl").debug("%s%s", name, detail)
-        self.console.phase(name + detail)
+        self.console.progress.phase = name + detail
         self.watchdog.beat(name, self.step)
 
     def advance_to(self, x: float, *, steady: bool = False) -> None:

@@ -38,6 +38,7 @@ class Runtime:
       precision: "float32" or "bfloat16", resolved.
       parts_at_once: the number of parts that a replica computes at the same time (`tfrl.workers.machine`).
       replicas: the replicas of all workers; `local_replicas` counts those of this process.
+      is_chief: True if this worker writes the files of the run.
     """
 
     strategy: tf.distribute.Strategy
@@ -50,11 +51,7 @@ class Runtime:
         self.replicas: int = self.strategy.num_replicas_in_sync
         self.local_replicas = self.replicas // self.num_workers
         self.uses_gpu = bool(tf.config.list_logical_devices("GPU"))
-
-    @property
-    def is_chief(self) -> bool:
-        """True if this worker writes the files of the run."""
-        return self.worker == 0
+        self.is_chief = self.worker == 0
 
     @property
     def device(self) -> str:
