@@ -83,9 +83,8 @@ class _Group:
         return array.reshape(self.replicas, -1, *array.shape[1:])
 
     def noise(self, rows: np.ndarray) -> np.ndarray:
-        """The noise [R, B, K] of this step's actions, from random numbers [R, B, K]."""
-        if self.correlated is None:
-            return rows
+        """The correlated noise [R, B, K] of this step's actions, from random numbers [R, B, K]."""
+        assert self.correlated is not None
         return self.by_replica(self.correlated.next(rows.reshape(-1, rows.shape[-1]), self.first))
 
     def get_state(self) -> list[bytes]:
@@ -207,7 +206,9 @@ class Collector:
             for group in self._groups:
                 observations = self._observe(group, t, rollout)
                 remembered = [] if group.memory is None else [group.by_replica(group.memory.values)]
-                drawn = group.noise(noise[t, :, group.columns])
+                drawn = noise[t, :, group.columns]
+                if group.correlated is not None:
+                    drawn = group.noise(drawn)
                 actions, extras = policy.sample(observations, drawn, *remembered)
                 if group.memory is not None:
                     states = extras.pop("state")

@@ -143,7 +143,6 @@ def play(
     Raises:
       UserError: the env cannot be made here.
     """
-    watcher = watcher or Watcher()
     try:
         env = registry.make(spec, indices)
     except ValueError as error:
@@ -171,13 +170,15 @@ def play(
                 allowed = env.observation_spec.allowed(observations[idle])
                 zeros = np.zeros((idle.size, max(1, math.prod(env.action_spec.shape))), np.float32)
                 actions[idle] = env.action_spec.from_uniform(zeros, allowed)
-            watcher.before(env, observations, actions)
+            if watcher is not None:
+                watcher.before(env, observations, actions)
             env.act(actions)
             result = tally.cut_off(env.observe())
             if memory is not None:
                 memory.rewarded(result.reward)
                 memory.begin(result.first)
-            watcher.after(result)
+            if watcher is not None:
+                watcher.after(result)
             if tally.add(env, result):
                 on_episode(int(tally.done.sum()))
             step += 1

@@ -391,8 +391,9 @@ class TrainingRun(RunOfCallback[ConfigT]):
     def _callbacks(self) -> Iterator[Callback]:
         """All callbacks in order. Those of the user may take as long as they like."""
         yield from self._learner.callbacks
-        with self._session.watchdog.unhurried():
-            yield from self._users
+        if self._users:
+            with self._session.watchdog.unhurried():
+                yield from self._users
 
     def _agree_to_stop(self) -> None:
         """Stops the run on all workers if a callback of any worker asked for it."""
@@ -427,12 +428,9 @@ class TrainingRun(RunOfCallback[ConfigT]):
         if self._session.is_saved:
             return
         state = self._learner.get_state()
-        progress = {
-            "pending": self._pending,
-            "before": self._before,
-            "stopped": self._stopped,
-        }
-        state.learner.update(get_states(self._users))
+        progress = {"pending": self._pending, "before": self._before, "stopped": self._stopped}
+        if self._users:
+            state.learner.update(get_states(self._users))
         self._session.save(self._steps_taken, state, progress)
 
     def _restore(self, logged: int) -> None:

@@ -148,17 +148,16 @@ class EvaluationTable(Callback):
         for name, losses in (("critic loss", _CRITIC), ("actor loss", _ACTOR)):
             loss = next((metrics[loss] for loss in losses if loss in metrics), math.nan)
             cells[name] = "-" if math.isnan(loss) else f"{loss:.4g}"
+        lines = [list(cells.values())]
         if not self._widths:
             least = {"env steps": 11, "seconds": 7, "length": 13}
             self._widths = [
                 max(len(name), least.get(name, 15 if name.startswith("return") else 0)) for name in cells
             ]
-            self._print(list(cells))
-        self._print(list(cells.values()))
-
-    def _print(self, cells: Sequence[str]) -> None:
-        padded = (cell.rjust(width) for cell, width in zip(cells, self._widths, strict=True))
-        self._console.message("  ".join(padded))
+            lines = [list(cells), *lines]
+        for line in lines:
+            padded = (cell.rjust(width) for cell, width in zip(line, self._widths, strict=True))
+            self._console.message("  ".join(padded))
 
 
 def _spread(metrics: Mapping[str, float], name: str, digits: int) -> str:
@@ -299,13 +298,13 @@ class Waits(Callback):
         self._shares: dict[str, list[float]] = {}
 
     def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
-        """Adds the shares of an update, if it has any."""
+        """Adds the shares of an update."""
         for name in WAITS:
             if name in metrics:
                 self._shares.setdefault(name.removeprefix("time/"), []).append(metrics[name])
 
     def means(self) -> dict[str, float]:
-        """The mean shares by their names in results.json; empty without actors beside the learner."""
+        """The mean shares by their names in results.json; empty before the first update."""
         return {name: float(np.mean(shares)) for name, shares in self._shares.items()}
 
 

@@ -115,8 +115,11 @@ class EnvLearner(Learner):
         # episode has cut. A run that goes on with a higher number repeats this rollout.
         self._before: _Standing | None = None
         self._cut_steps = 0
-        self._waits = callbacks.Waits()
-        self.callbacks = (*callbacks.of_run(config, session, self.agent.network), self._waits)
+        self._waits = callbacks.Waits() if config.is_ahead else None
+        self.callbacks = callbacks.of_run(config, session, self.agent.network)
+        if self._waits is not None:
+            self.callbacks = (*self.callbacks, self._waits)
+        self.draw_noise = self.agent.network.draw_noise
 
     def begin(self) -> None:
         """Sets the first weights of a new run; a resumed run has weights already. A collective."""
@@ -187,10 +190,6 @@ class EnvLearner(Learner):
         """The memory of this number of evaluation envs; None if the policy is not recurrent."""
         return memory.of_settings(self._config, envs)
 
-    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The random numbers for the actions of one evaluation env, float32 [steps, K]."""
-        return self.agent.network.draw_noise(generator, steps)
-
     def weights(self) -> dict[str, np.ndarray]:
         """The agent's weights by name."""
         return self.agent.get_weights()
@@ -209,22 +208,6 @@ class EnvLearner(Learner):
         if self._prefetch is not None:
             ahead = self._prefetch.get_state(self._session.step, within=within)
         return _Standing(self._episodes.get_state(), self.envs.get_state(), ahead)
-
-    def _may_be_cut(self) -> None:
-        """Notes the state before a rollout that --max-episodes may cut."""
-        if self._config.max_episodes is not None:
-            self._before = self._standing()
-
-    def _last_round(self, first: np.ndarray) -> int | None:
-        """The steps of each env in a rollout until --max-episodes is reached; None if the rollout is whole.
-
-        `first`, bool [T, N], says where episodes of all envs ended.
-        """
-        if self._config.max_episodes is None:
-            return None
-        ended = self._episodes.episodes + np.cumsum(first.sum(axis=1))
-        rounds = int((ended < self._config.max_episodes).sum()) + 1
-        return rounds if rounds < len(first) else None
 
     def _cut_after(self, env_steps: int) -> None:
         """Ends the run so many env steps after its last update, without learning from them."""
@@ -294,7 +277,9 @@ class EnvLearner(Learner):
 
         A column is the mean over all steps of the update whose info has the number.
         """
-        names = self._names_on_all(sorted(mine))
+        names = sorted(mine)
+        if self._runtime.num_workers > 1:
+            names = self._names_on_all(names)
         if not names:
             return {}
         none = np.zeros((2, len(self._runtime.local_envs(self._config.num_envs))))
@@ -304,8 +289,6 @@ class EnvLearner(Learner):
 
     def _names_on_all(self, mine: list[str]) -> list[str]:
         """The sorted names that any worker has. A collective."""
-        if self._runtime.num_workers == 1:
-            return mine
         text = json.dumps(mine).encode()
         sizes, sums = self._session.of_workers(len(text)), self._session.of_workers(zlib.crc32(text))
         if (sizes == sizes[0]).all() and (sums == sums[0]).all():
@@ -319,10 +302,9 @@ class EnvLearner(Learner):
     def deviation_metric(self, observations: np.ndarray, *remembered: np.ndarray) -> dict[str, float]:
         """The mean standard deviation of the policy at observations [B, *shape] of this worker's envs.
 
-        A recurrent policy also takes its memory [B, M]. Empty for policies without one. A collective.
+        Only for a network that `has_deviation`. A recurrent policy also takes its memory [B, M]. A
+        collective.
         """
-        if not self.agent.network.has_deviation:
-            return {}
         mine = self.agent.acting.deviations(observations, *remembered)
         return {_DEVIATION: float(self._runtime.gather_envs(mine).mean())}
 
@@ -356,7 +338,7 @@ class EnvLearner(Learner):
             "preset": config.preset,
             "length": _length(config),
             **self.agent.summary,
-            **_actors(config),
+            **(_actors(config) if config.is_ahead else {}),
             "network": f"{torso}, {width}{self.agent.num_parameters:,} parameters",
         }
         if (start := self._session.started_from) is not None:
@@ -496,7 +478,9 @@ class EnvLearner(Learner):
             }
         if hasattr(config, "learners"):
             found["learners"] = session.runtime.num_workers
-        return found | self._waits.means() | self.agent.results
+        if self._waits is not None:
+            found |= self._waits.means()
+        return found | self.agent.results
 
     def conclusion(self, outcome: Mapping[str, Any], stopped: str | None) -> Conclusion:
         """The reason for the end of the run, the returns, and commands that show them."""
@@ -504,7 +488,7 @@ class EnvLearner(Learner):
         if self._unseen_info and self.has_updated:
             keys = ", ".join(sorted(self._unseen_info))
             sentences.append(f"No info of the env had a number {keys}, so --log-info gave no column for it.")
-        if waits := self._waits.means():
+        if self._waits is not None and (waits := self._waits.means()):
             learner, actors = (f"{share:.0%}" for share in waits.values())
             sentences.append(f"The learner waited {learner} of the time, and the actors {actors}.")
         if outcome["solved"]:
@@ -650,8 +634,7 @@ def _env(config: RLSettings) -> dict[str, str]:
 
 
 def _actors(config: RLSettings) -> dict[str, str]:
-    if not (isinstance(config, DistributedSettings) and config.is_ahead):
-        return {}
+    assert isinstance(config, DistributedSettings)
     by = f"{config.actors} actors on Ray" if config.actors else "a thread"
     most = "at the most " if config.free_running else ""
     return {"actors": f"{by}, {most}{config.lag} updates behind"}
