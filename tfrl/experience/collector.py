@@ -5,6 +5,7 @@ This file does not import TensorFlow, so a process that only steps envs starts q
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -153,7 +154,9 @@ class Collector:
         for half in range(halves):
             columns = slice(half * width, (half + 1) * width)
             mine, envs = by_replica[:, columns].reshape(-1).tolist(), replicas * width
-            noise, remembered = memory.correlated_noise(config, envs), memory.of_settings(config, envs)
+            noise, remembered = None, memory.of_settings(config, envs)
+            if correlation := getattr(config, "noise_correlation", 0.0):
+                noise = CorrelatedNoise(correlation, envs, math.prod(registry.specs(config)[1].shape))
             env = registry.make(spec, mine)
             levels = env.levels.copy() if spec.level_replay else None
             self._groups.append(_Group(env, mine, columns, replicas, noise, remembered, levels))

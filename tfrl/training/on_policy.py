@@ -42,8 +42,9 @@ class OnPolicyLearner(EnvLearner):
         self.envs, self._prefetch = make_envs(config, session, replicas=session.runtime.local_replicas)
         self.time_columns = (*_COLUMNS, *(self._prefetch.columns if self._prefetch else ()))
         self._rewards = RewardNormalizer(config.num_envs, config.reward_norm_gamma)
-        self._levels = LevelSampler.of(config)
-        if self._levels is not None:
+        self._levels: LevelSampler | None = None
+        if isinstance(config, LevelReplay) and config.level_replay:
+            self._levels = LevelSampler.of(config)
             self.callbacks = (*self.callbacks, callbacks.LevelScores(self._levels))
         self._observations: ObservationNormalizer | None = None
         self._spec = registry.specs(config)[0]
@@ -67,7 +68,7 @@ class OnPolicyLearner(EnvLearner):
             return self.episode_metrics()
         metrics = self.learn(rollout)
         if self._levels is not None:
-            self._score_levels(self._levels, rollout)
+            self._score_levels(rollout)
         metrics |= self.episode_metrics()
         if self.agent.network.has_deviation:
             last = [rollout.observations] + ([] if rollout.memory is None else [rollout.started_memory])
@@ -168,9 +169,10 @@ class OnPolicyLearner(EnvLearner):
             metrics |= self._prefetch.metrics(self._session.step, rollout, seconds)
         return metrics
 
-    def _score_levels(self, sampler: LevelSampler, rollout: Rollout) -> None:
-        """Scores the levels of the rollout. A collective."""
-        assert rollout.levels is not None
+    def _score_levels(self, rollout: Rollout) -> None:
+        """Scores the levels of the rollout, with level replay. A collective."""
+        sampler = self._levels
+        assert sampler is not None and rollout.levels is not None
         begin = np.zeros_like(rollout.levels[:, :1])  # so that all arrays have T + 1 rows
         arrays = (
             rollout.levels - sampler.first_level,
