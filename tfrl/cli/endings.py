@@ -22,7 +22,7 @@ from types import FrameType
 from typing import IO, Any, NoReturn
 
 from tfrl.cli.errors import PeerError, TrainingError, UserError
-from tfrl.cli.streams import open_missing, send_nowhere, surviving, tell
+from tfrl.cli.streams import flush, open_missing, send_nowhere, tell
 
 _PLAIN = (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)  # their own text is a good sentence
 _LAST_WORDS = 1.0  # seconds
@@ -53,7 +53,7 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
 
         def last_words() -> None:
             tell(sentence)
-            _flush()
+            flush(sys.stdout)
 
         end_at_once(error.exit_code, last_words)
     except (UserError, TrainingError) as error:
@@ -73,7 +73,7 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
         seen_enough = end.code == 1 and isinstance(end.__context__, BrokenPipeError)
         code = 0 if seen_enough else int(end.code or 0)
     _on_signals(lambda *_: os._exit(code))  # a late signal does not change the exit code
-    _flush()
+    flush(sys.stdout)
     sys.exit(code)
 
 
@@ -112,11 +112,6 @@ def _reader_is_gone(stream: IO[str]) -> bool:
     poll = select.poll()
     poll.register(stream.fileno(), 0)  # poll reports errors in any case
     return bool(poll.poll(0))
-
-
-def _flush() -> None:
-    with surviving(sys.stdout):
-        sys.stdout.flush()
 
 
 def end_at_once(code: int, say: Callable[[], object]) -> NoReturn:

@@ -269,7 +269,7 @@ def preset_files(kind: type[Settings]) -> dict[str, Traversable]:
 def read_preset(kind: type[Settings], name: str) -> Preset:
     """Reads a preset of a dataclass of settings. Raises UserError if its file is wrong."""
     file = preset_files(kind)[name]
-    found = _read_yaml(kind, file)
+    found = read_yaml(setting_types(kind), kind.aliases, file)
     changes = {name: value for name, value in found.items() if name not in ("algorithm", "preset")}
     lines = file.read_text(encoding="utf-8").splitlines()
     summary = itertools.takewhile(lambda line: line.startswith("#"), lines)
@@ -293,10 +293,6 @@ def own_settings(kind: type[Settings]) -> tuple[str, ...]:
     bases = [base for base in kind.__mro__ if base.__module__.startswith(("tfrl.", "resnet."))]
     known = {name for base in (*bases, *kind.sections) for name in getattr(base, "__dataclass_fields__", ())}
     return tuple(field.name for field in dataclasses.fields(kind) if field.name not in known)
-
-
-def _read_yaml(kind: type[Settings], file: Traversable) -> dict[str, Any]:
-    return read_yaml(setting_types(kind), kind.aliases, file)
 
 
 @dataclass(frozen=True)
@@ -398,7 +394,7 @@ class Reader(Generic[SettingsT]):
             raise UserError(
                 f"{path} has settings of {named}, not of {self.algorithm}; use python -m {command}."
             )
-        values = _read_yaml(self.kind, Path(path))
+        values = read_yaml(setting_types(self.kind), self.kind.aliases, Path(path))
         values.pop("algorithm", None)
         return values
 

@@ -262,7 +262,8 @@ class CheckpointStore:
             self._tidy()
             folders = self._folders()
             earlier = [other for other in folders if other <= update]
-            self._drop(folders[other] for other in set(folders) - set(earlier[-self._keep :]))
+            if superfluous := set(folders) - set(earlier[-self._keep :]):
+                self._drop(folders[other] for other in superfluous)
 
     def _make_room(self, size: int) -> bool:
         """Drops the oldest checkpoint if that may help and a newer one is whole: the chief's vote."""

@@ -48,10 +48,11 @@ class Console:
         self.progress = Progress(1, 0)
         self._starting = threading.Lock()  # a second signal stops the display from another thread
         self._view: _View
-        shown: Any = Unbreakable(stream or sys.stdout)
+        out = stream or sys.stdout
+        shown: Any = Unbreakable(out)
         if not enabled:
             self._view = _View()
-        elif _is_interactive(stream or sys.stdout):
+        elif out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("CI"):
             self._view = _Terminal(shown)
         else:
             self._view = _Plain(shown, interval)
@@ -352,10 +353,6 @@ class _Terminal(_View):
         for row in rows:
             table.add_row(*map(Text, row))
         self._console.print(table)
-
-
-def _is_interactive(stream: TextIO) -> bool:
-    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("CI")
 
 
 def _render(progress: Progress, width: int) -> RenderableType:
