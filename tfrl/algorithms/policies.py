@@ -134,7 +134,7 @@ class SavedPolicy(Behavior):
 
     def memory(self, envs: int) -> Memory | None:
         """Makes the memory of this number of envs; None if the network is not recurrent."""
-        return memory.of_settings(self._config, envs)
+        return memory.of_settings(self._config, envs) if self.acting.network.memory_size else None
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
         """Actions [B, *shape] for observations [B, *shape] and noise float32 [B, K].

@@ -154,7 +154,9 @@ class Collector:
         for half in range(halves):
             columns = slice(half * width, (half + 1) * width)
             mine, envs = by_replica[:, columns].reshape(-1).tolist(), replicas * width
-            noise, remembered = None, memory.of_settings(config, envs)
+            noise = remembered = None
+            if getattr(config, "memory", "none") != "none":
+                remembered = memory.of_settings(config, envs)
             if correlation := getattr(config, "noise_correlation", 0.0):
                 noise = CorrelatedNoise(correlation, envs, math.prod(registry.specs(config)[1].shape))
             env = registry.make(spec, mine)

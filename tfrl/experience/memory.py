@@ -64,10 +64,9 @@ class Memory(Carried):
         self.values = np.where(first[:, None], np.float32(0), self.values)
 
 
-def of_settings(config: RLSettings, envs: int) -> Memory | None:
-    """The memory of `envs` envs for these settings; None without --memory."""
-    if not isinstance(config, NetworkSettings) or config.memory == "none":
-        return None
+def of_settings(config: RLSettings, envs: int) -> Memory:
+    """The memory of `envs` envs for settings with a --memory."""
+    assert isinstance(config, NetworkSettings)
     return Memory(envs, config.state_size, registry.specs(config)[1] if config.memory_inputs else None)
 
 
