@@ -216,7 +216,7 @@ class ReplayBuffer:
 
     def set_priorities(self, rows: np.ndarray, errors: np.ndarray) -> None:
         """Sets the priorities of a batch's rows to (|error| + 1e-6)^alpha, [K, B, b]; for repeated rows, the
-        last counts.
+        last counts. Only with a `priority_exponent`.
         """
         priorities = (np.abs(errors).astype(np.float64) + 1e-6) ** self._exponent
         for i, tree in enumerate(self._priorities):
