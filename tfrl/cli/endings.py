@@ -256,7 +256,8 @@ class StopRequest:
     """Stores a request to stop until the loop reads it.
 
     Attributes:
-      exit_code: the exit code of the first signal, 130 or 143; 0 without a signal.
+      exit_code: the exit code of the first signal, 130 or 143, after which the run will stop; 0 without a
+        signal. A stop file, however, may be removed again.
       saved: set by the loop when everything is saved, so that ending loses nothing.
     """
 
@@ -329,11 +330,6 @@ class StopRequest:
             _start(on_first, name)  # in a thread, because it may wait for a stream
         os.close(reader)
 
-    @property
-    def signalled(self) -> bool:
-        """True after a signal: the run will stop. A stop file, however, may be removed again."""
-        return bool(self.exit_code)
-
     def forget_file(self) -> None:
         """Removes the `stop` file. A folder of that name has no effect."""
         if self._stop_file.is_file():
@@ -341,8 +337,8 @@ class StopRequest:
 
     def votes(self) -> list[float]:
         """This worker's vote, NUM_VOTES numbers: 1 for its request to stop, otherwise 0."""
-        wanted = self.signalled or self._stop_file.is_file()
-        return [float(wanted and self.exit_code == code) for code in _CODES]
+        wanted = self.exit_code or self._stop_file.is_file()
+        return [float(bool(wanted) and self.exit_code == code) for code in _CODES]
 
 
 def _start(target: Callable[..., None], *args: Any) -> threading.Thread:

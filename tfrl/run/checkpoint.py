@@ -203,7 +203,7 @@ class CheckpointStore:
                 for shard, path in written
             ]
             listed = {SHARDS: pack_json(entries)} if entries else {}
-            own = _part_name(self._worker, self._num_workers)
+            own = _file_names(self._num_workers)[1 + self._worker]
             files.write_synced(staged / own, encode({**state.parts[0], **listed}))
 
         def commit() -> None:
@@ -389,13 +389,9 @@ class CheckpointStore:
 # The files of one checkpoint
 
 
-def _part_name(worker: int, num_workers: int) -> str:
-    return f"worker-{worker:05d}-of-{num_workers:05d}.npz"
-
-
 def _file_names(num_workers: int) -> list[str]:
     """The files that a manifest lists: the learner's, and all workers' parts."""
-    return [LEARNER, *(_part_name(worker, num_workers) for worker in range(num_workers))]
+    return [LEARNER, *(f"worker-{worker:05d}-of-{num_workers:05d}.npz" for worker in range(num_workers))]
 
 
 def _sha256(data: bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from tfrl.run import files
 from tfrl.run.callbacks import Callback, ConfigT, RunOfCallback, get_states, set_states
 from tfrl.run.checkpoint import State
 from tfrl.run.console import SHOWN, Console, Progress
-from tfrl.run.folder import read_results, weights_sha256, write_results
+from tfrl.run.folder import RESULTS_FILE, finite, read_results, weights_sha256
 from tfrl.run.metrics import (
     PROGRESS_FILE,
     MetricsWriter,
@@ -526,7 +527,7 @@ class TrainingRun(RunOfCallback[ConfigT]):
         if runtime.is_chief:
             try:
                 self._learner.export(self.folder / "export")
-                write_results(self.folder, outcome)
+                files.write(self.folder / RESULTS_FILE, json.dumps(finite(outcome), indent=2) + "\n")
             except OSError as error:
                 reason = files.reason(error)
                 raise TrainingError(f"cannot write the results in {self.folder}: {reason}") from None

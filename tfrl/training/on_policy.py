@@ -78,7 +78,15 @@ class OnPolicyLearner(EnvLearner):
             self._update_scaling(self._observations, rollout)
         seconds = self._count(began)
         self.write_episodes()
-        metrics |= self._times(rollout, seconds)
+        waited = rollout.seconds if self._prefetch is None else self._prefetch.waited
+        metrics |= {
+            "time/env_steps_per_second": self._config.steps_per_update / seconds,
+            "time/rollout_seconds": rollout.seconds,
+            "time/update_seconds": seconds - waited,
+            "time/env_wait_fraction": rollout.env_wait_seconds / rollout.seconds,
+        }
+        if self._prefetch is not None:
+            metrics |= self._prefetch.metrics(self._session.step, rollout, seconds)
         return self._end_update(metrics)
 
     def _end_update(self, metrics: dict[str, float]) -> dict[str, float] | None:
@@ -155,19 +163,6 @@ class OnPolicyLearner(EnvLearner):
             return self.agent.update(rollout, session.step, on_step)
         except TrainingError as error:
             raise TrainingError(f"update {session.step + 1}: {error}; {session.kept()}") from None
-
-    def _times(self, rollout: Rollout, seconds: float) -> dict[str, float]:
-        """The metrics of `time_columns` for an update of these seconds."""
-        waited = rollout.seconds if self._prefetch is None else self._prefetch.waited
-        metrics = {
-            "time/env_steps_per_second": self._config.steps_per_update / seconds,
-            "time/rollout_seconds": rollout.seconds,
-            "time/update_seconds": seconds - waited,
-            "time/env_wait_fraction": rollout.env_wait_seconds / rollout.seconds,
-        }
-        if self._prefetch is not None:
-            metrics |= self._prefetch.metrics(self._session.step, rollout, seconds)
-        return metrics
 
     def _score_levels(self, rollout: Rollout) -> None:
         """Scores the levels of the rollout, with level replay. A collective."""
