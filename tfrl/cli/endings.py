@@ -168,11 +168,6 @@ class Requests:
         self.again = True
         return True
 
-    def begin(self) -> None:
-        """Forgets the requests of an earlier run of a user's program."""
-        if not self.of_command:
-            vars(self).update(vars(Requests()))
-
 
 OURS = Requests()
 """The requests of this process."""
@@ -290,7 +285,8 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        OURS.begin()
+        if not OURS.of_command:
+            vars(OURS).update(vars(Requests()))  # without those of an earlier run of the user's program
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

@@ -114,12 +114,10 @@ class Unbreakable:
 
 
 def set_log_level(name: str) -> None:
-    """Shows messages of Python's logging and of TensorFlow from --log-level on; warning changes nothing.
+    """Shows messages of Python's logging and of TensorFlow from another --log-level than warning on.
 
     Call it before TensorFlow is imported.
     """
-    if name == "warning":
-        return
     logging.basicConfig(level=name.upper())
     logging.getLogger().setLevel(name.upper())
     logging.getLogger("tensorflow").setLevel(name.upper())

@@ -467,13 +467,14 @@ class TrainingRun(RunOfCallback[ConfigT]):
         if session.found is None:
             learner.describe(session.writer)
         session.console.summary(self._summary(logged))
+        resumed = self.is_chief and session.found is not None
         session.console.start(
             Progress(
                 learner.total_steps,
                 self._steps_taken,
                 unit=learner.unit,
                 highlights=learner.highlights,
-                initial=first_values(self.folder / PROGRESS_FILE, SHOWN) if self.is_chief else {},
+                initial=first_values(self.folder / PROGRESS_FILE, SHOWN) if resumed else {},
             )
         )
         for callback in self._callbacks():

@@ -94,8 +94,8 @@ WAITS = ("time/learner_wait_fraction", "time/actor_wait_fraction")
 
 def of_run(config: RLSettings, session: Session, network: Network) -> list[Callback]:
     """The callbacks of every run, in call order. All workers have them; only the chief writes."""
-    found: list[Callback] = [
-        EnvFacts(config, session),
+    found: list[Callback] = [] if registry.family(config.env).names else [EnvFacts(config, session)]
+    found += [
         EvaluationTable(config, session),
         BestPolicy(config, session),
         LearningCurve(config, session),
@@ -111,7 +111,10 @@ def of_run(config: RLSettings, session: Session, network: Network) -> list[Callb
 
 
 class EnvFacts(Callback):
-    """Prints notes and warnings about the env, and writes the facts that a policy needs, on the chief."""
+    """Prints notes and warnings about an env of Gymnasium, and writes the facts that a policy needs.
+
+    Only the chief does.
+    """
 
     def __init__(self, config: RLSettings, session: Session) -> None:
         self._facts = registry.facts_text(config)

@@ -26,6 +26,7 @@ from tfrl.envs.spec import EnvSpec, Sums
 from tfrl.experience import memory
 from tfrl.experience.collector import Collector, EnvStates
 from tfrl.experience.episodes import evaluation_columns, evaluation_results
+from tfrl.experience.levels import LevelSampler
 from tfrl.experience.memory import Memory
 from tfrl.experience.normalize import EpisodeStatistics, FinishedEpisodes
 from tfrl.experience.replay import BufferSettings
@@ -95,6 +96,7 @@ class EnvLearner(Learner):
     agent: Agent
     envs: WorkerEnvs
     _prefetch: Prefetch | None = None  # None if learner and envs take turns
+    _levels: LevelSampler | None = None  # None without level replay
     time_columns: tuple[str, ...]
     has_updated = False
 
@@ -166,7 +168,7 @@ class EnvLearner(Learner):
     @property
     def level_probabilities(self) -> np.ndarray | None:
         """The probabilities of the levels of the next episodes, float64 [L]; None without level replay."""
-        return None
+        return None if self._levels is None else self._levels.probabilities()
 
     # Evaluation
 
@@ -246,14 +248,14 @@ class EnvLearner(Learner):
     # Metrics
 
     def episode_metrics(self) -> dict[str, float]:
-        """The `rollout/` metrics, in the order of progress.csv.
+        """The `rollout/` metrics and those of level replay, in the order of progress.csv.
 
         Means are over the last 100 episodes. `mean_reward` of an env step and `longest_episode` so far in env
         steps are only of the last update.
         """
         config, mean = self._config, self._episodes.mean_return
         score = normalized_return(config.env, config.distribution_mode, mean)
-        return {
+        found = {
             "rollout/episode_return": mean,
             "rollout/episode_length": self._episodes.mean_length,
             "rollout/normalized_return": float("nan") if score is None else score,
@@ -261,6 +263,7 @@ class EnvLearner(Learner):
             "rollout/mean_reward": self._episodes.mean_reward,
             "rollout/longest_episode": self._episodes.longest,
         }
+        return found if self._levels is None else found | self._levels.metrics()
 
     def note_episodes(self, finished: FinishedEpisodes, env_steps: np.ndarray) -> None:
         """Notes finished episodes for episodes.csv, with the env steps [n] of the run at their ends."""

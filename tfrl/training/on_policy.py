@@ -42,7 +42,6 @@ class OnPolicyLearner(EnvLearner):
         self.envs, self._prefetch = make_envs(config, session, replicas=session.runtime.local_replicas)
         self.time_columns = (*_COLUMNS, *(self._prefetch.columns if self._prefetch else ()))
         self._rewards = RewardNormalizer(config.num_envs, config.reward_norm_gamma)
-        self._levels: LevelSampler | None = None
         if isinstance(config, LevelReplay) and config.level_replay:
             self._levels = LevelSampler.of(config)
             self.callbacks = (*self.callbacks, callbacks.LevelScores(self._levels))
@@ -178,24 +177,6 @@ class OnPolicyLearner(EnvLearner):
         levels, first, errors = self._runtime.gather_envs(local)
         levels = levels.astype(np.int64) + sampler.first_level
         sampler.update(levels, first[:-1] > 0, errors[:-1])
-
-    @property
-    def level_probabilities(self) -> np.ndarray | None:
-        """The probabilities of the levels of the next episodes, float64 [L]; None without level replay."""
-        return None if self._levels is None else self._levels.probabilities()
-
-    def episode_metrics(self) -> dict[str, float]:
-        """The `rollout/` metrics, and those of level replay."""
-        found = super().episode_metrics()
-        return found if self._levels is None else found | self._levels.metrics()
-
-    def summary(self) -> dict[str, str]:
-        """The learner's own rows of the table before training."""
-        config, found = self._config, super().summary()
-        if isinstance(config, LevelReplay) and config.level_replay:
-            how = f"temperature {config.level_temperature:g}, staleness {config.level_staleness:g}"
-            found["level replay"] = f"{config.num_levels:,} levels, {how}, {config.level_schedule}"
-        return found
 
     # Observations
 
