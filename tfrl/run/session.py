@@ -140,7 +140,8 @@ class Session:
         try:
             found = self._store.load(skipped.append, verify_shards=True)
         except UserError:
-            self._warn(skipped)
+            for sentence in skipped:
+                self.console.warn(sentence)
             raise
         mine = -1 if found is None else found.update
         newest = self.of_workers(mine)
@@ -152,7 +153,8 @@ class Session:
             )
         # All workers skip the same damaged checkpoints, and the chief warns for all.
         if self.runtime.is_chief or mine < newest.max():
-            self._warn(skipped)
+            for sentence in skipped:
+                self.console.warn(sentence)
         if newest.min() != mine:
             found = self._store.load(self.console.warn, int(newest.min()), verify_shards=True)
         if found is None:
@@ -164,10 +166,6 @@ class Session:
         self.started_from = self.progress["started_from"]
         self.resumed_at = [*self.progress["resumed_at"], found.env_steps]
         return found
-
-    def _warn(self, sentences: Sequence[str]) -> None:
-        for sentence in sentences:
-            self.console.warn(sentence)
 
     def of_workers(self, number: float) -> np.ndarray:
         """The numbers of all workers, int64 or float64 [workers]. A collective."""

@@ -20,7 +20,7 @@ from tfrl.cli.flags import flag
 from tfrl.config.distributed import DistributedSettings
 from tfrl.config.run import NetworkSettings, RLSettings, hyperparameters
 from tfrl.envs import procgen, registry
-from tfrl.envs.published import RANGES, normalized_return, score_range
+from tfrl.envs.published import RANGES, score_range
 from tfrl.envs.registry import TRAIN, level_set_title
 from tfrl.envs.spec import EnvSpec, Sums
 from tfrl.experience import memory
@@ -254,7 +254,7 @@ class EnvLearner(Learner):
         steps are only of the last update.
         """
         config, mean = self._config, self._episodes.mean_return
-        score = normalized_return(config.env, config.distribution_mode, mean)
+        score = config.normalized(mean)
         found = {
             "rollout/episode_return": mean,
             "rollout/episode_length": self._episodes.mean_length,
