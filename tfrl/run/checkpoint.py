@@ -202,7 +202,7 @@ class CheckpointStore:
                 {"file": path.name, "bytes": path.stat().st_size, "about": shard.about}
                 for shard, path in written
             ]
-            listed = {SHARDS: pack_json(entries)} if entries else {}
+            listed = {SHARDS: pack_json(entries)} if entries else {}  # a worker lists its shards in its part
             own = _file_names(self._num_workers)[1 + self._worker]
             files.write_synced(staged / own, encode({**state.parts[0], **listed}))
 
@@ -238,7 +238,7 @@ class CheckpointStore:
         for name in _file_names(self._num_workers):
             data, arrays = _arrived(staged / name)
             entries[name] = {"bytes": len(data), "sha256": _sha256(data)}
-            for each in _listed_shards(arrays):
+            for each in unpack_json(arrays[SHARDS]) if SHARDS in arrays else ():
                 path = self._shards / each["file"]
                 if not path.is_file() or path.stat().st_size != each["bytes"]:
                     raise FaultError(f"{path} did not arrive, and all workers must share one disk")
@@ -463,11 +463,6 @@ def _is_whole(folder: Path, update: int) -> bool:
     return True
 
 
-def _listed_shards(part: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """The entries of a worker's shards in its part: name of the file, size in bytes, what it is about."""
-    return unpack_json(part[SHARDS]) if SHARDS in part else []
-
-
 def _needed_shards(folder: Path) -> Iterable[str]:
     """The files of a checkpoint's shards; none for a damaged checkpoint, which cannot be resumed.
 
@@ -481,7 +476,8 @@ def _needed_shards(folder: Path) -> Iterable[str]:
 
 def _find_shards(parts: Iterable[Mapping[str, np.ndarray]], folder: Path) -> list[CheckpointShard]:
     """The verified shards of all workers, each once. Raises FaultError and OSError."""
-    entries = {each["file"]: each for part in parts for each in _listed_shards(part)}
+    listed = (each for part in parts if SHARDS in part for each in unpack_json(part[SHARDS]))
+    entries = {each["file"]: each for each in listed}
     for name, entry in entries.items():
         digest, size = hashlib.sha256(), 0
         with (folder / name).open("rb") as file:
