@@ -51,7 +51,7 @@ _TEST_DISTRIBUTIONS, _TEST_CHECKPOINT = "tests/networks/test_distributions.py", 
 
 MUTANTS = (
     Mutant("GAE: sign of the value", _RETURNS, "(values, last_value) - values\n", "(values, last_value) + values\n", _TEST_RETURNS),
-    Mutant("GAE: lambda twice", _RETURNS, "delta + lam * discount * later", "delta + lam * lam * discount * later", _TEST_RETURNS),
+    Mutant("GAE: lambda twice", _RETURNS, "now[0] + lam * now[1] * later", "now[0] + lam * lam * now[1] * later", _TEST_RETURNS),
     Mutant("GAE: an episode's end is not seen", _RETURNS, "gamma * (1.0 - tf.cast(first, rewards.dtype))", "gamma * (1.0 - 0.0 * tf.cast(first, rewards.dtype))", _TEST_RETURNS),
     Mutant("GAE: no bootstrap of a truncated episode", _RETURNS, "rewards + gamma * final_values", "rewards + 0.0 * final_values", _TEST_RETURNS),
     Mutant("V-trace: rho is not clipped", _RETURNS, "tf.minimum(ratios, rho_bar), lam", "ratios, lam", _TEST_RETURNS),
@@ -86,7 +86,7 @@ MUTANTS = (
     Mutant("rewards: the returns go on after an episode", _NORMALIZE, "                running = np.where(first[t], 0.0, running)\n", "                pass\n", _TEST_NORMALIZE),
     Mutant("rewards: not clipped", _NORMALIZE, "np.clip(rewards / deviations[:, None], -_CLIP, _CLIP)", "rewards / deviations[:, None]", _TEST_NORMALIZE),
     Mutant("rewards: a restored run forgets its moments", _NORMALIZE, '        self._count, self._mean, self._variance = map(float, state["moments"])\n', "        pass\n", _TEST_NORMALIZE),
-    Mutant("replay: the next episode's first observation", _REPLAY, "            observations[k, i, j] = self._finals[int(last[k, i, j]), int(i)]\n", "            pass\n", _TEST_REPLAY),
+    Mutant("replay: the next episode's first observation", _REPLAY, "            after[k, i, j] = self._finals[int(last[k, i, j]), int(i)]\n", "            pass\n", _TEST_REPLAY),
     Mutant("replay: the newest row is never drawn", _REPLAY, "count = len(self) - self._n_step + 1\n", "count = len(self) - self._n_step\n", _TEST_REPLAY),
     Mutant("replay: half a window is drawn", _REPLAY, "            tree.set(gone, 0.0)\n", "", _TEST_REPLAY),
     Mutant("replay: weights the other way", _REPLAY, "/ least) ** -beta)", "/ least) ** beta)", _TEST_REPLAY),

@@ -20,7 +20,6 @@ from tfrl.cli.flags import NATURAL
 from tfrl.cli.streams import quiet_start
 from tfrl.config.run import EPISODES, RLSettings
 from tfrl.envs import registry
-from tfrl.envs.published import normalized_return
 from tfrl.envs.registry import TRAIN, level_set_title
 from tfrl.experience.episodes import Player, check_level_set, check_plays, play_level_set, split_episodes
 from tfrl.networks.weights import split_checkpoint
@@ -114,10 +113,8 @@ def evaluate_levels(player: Player, task: Any, level_set: str, episodes: int) ->
         "return_standard_error": error if math.isfinite(error) else None,
         "return_median": float(scores.median(returns)),
         "return_iqm": float(scores.iqm(returns)),
-        "normalized_return": normalized_return(task.env, task.distribution_mode, float(returns.mean())),
-        "normalized_return_rliable": normalized_return(
-            task.env, task.distribution_mode, float(returns.mean()), "rliable"
-        ),
+        "normalized_return": task.normalized(float(returns.mean())),
+        "normalized_return_rliable": task.normalized(float(returns.mean()), "rliable"),
         "solve_rate": float(played.solved.mean()),
         "length_mean": float(played.lengths.mean()),
     }

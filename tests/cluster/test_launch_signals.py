@@ -25,7 +25,7 @@ endings.OURS.of_command = True
 stop = StopRequest(pathlib.Path("no such folder"))
 with stop.listening(lambda name: note(f"saves for {name}"), lambda: note("lost")):
     note("ready")
-    while not stop.signalled:
+    while not stop.exit_code:
         time.sleep(0.01)
     time.sleep(1.0)
     note("saved")

@@ -11,7 +11,7 @@ from made_envs import made
 from packed_envs import packed
 from processes import without_display
 
-from tfrl.envs import callables, facts
+from tfrl.envs import callables, facts, registry
 from tfrl.envs.facts import find_facts
 from tfrl.envs.making import make_env, observation_spec
 from tfrl.envs.registry import reward_threshold
@@ -110,7 +110,7 @@ def test_facts_about_an_env_go_through_a_file(env, tmp_path, monkeypatch):
     monkeypatch.setattr(facts, "_known", {})
     task = EnvSpec(env, num_envs=1, seed=1)
     found = facts.facts_of(task)
-    (tmp_path / facts.FACTS_FILE).write_text(facts.facts_text(task))
+    (tmp_path / facts.FACTS_FILE).write_text(registry.facts_text(task))
     facts.remember_facts(tmp_path)
     assert facts.facts_of(task) is not found and facts.facts_of(task) == found
 

@@ -289,7 +289,7 @@ def test_facts_of_such_envs_go_through_a_file(name, tmp_path, monkeypatch):
     monkeypatch.setattr(facts, "_known", {})
     task = EnvSpec(f"formed_envs:{name}", num_envs=1, seed=1)
     found = facts.facts_of(task)
-    (tmp_path / facts.FACTS_FILE).write_text(facts.facts_text(task))
+    (tmp_path / facts.FACTS_FILE).write_text(registry.facts_text(task))
     facts.remember_facts(tmp_path)
     again = facts.facts_of(task)
     assert again is not found and again == found

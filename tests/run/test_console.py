@@ -28,14 +28,14 @@ console = Console(enabled=ENABLED, interval=0.1)
 console.summary({"game": "fruitbot", "run folder": "/a folder/[bold]logs[/bold]/" + "x" * 90})
 console.start(Progress(25_000_000, 24_000_000))
 console.message("compiling :cat:")
-console.phase("updating")
+console.progress.phase = "updating"
 console.progress.advance_to(24_008_192.5, steady=True)
 time.sleep(1.5)  # several refreshes, also on a busy machine
 metrics = {"time/env_steps_per_second": 121.4, "rollout/episode_return": 3.214}
 metrics["rollout/normalized_return"] = 0.144
 console.progress.finish_update(24_016_384, metrics)
 console.warn("the disk is full")
-console.phase("collecting")
+console.progress.phase = "collecting"
 time.sleep(1.5)
 console.results(("levels", "return"), [("train", "3.2"), ("unseen", "2.9")], ["python -m tfrl.record logs/x"])
 """
@@ -322,7 +322,7 @@ def test_the_last_line_has_the_speed_of_the_whole_run_once(capsys):
     console.start(Progress(1000))
     console.progress.finish_update(1000, {"time/env_steps_per_second": 900.0})
     console.progress.finish({"env_steps_per_second": 450.0})
-    console.phase("done")
+    console.progress.phase = "done"
     time.sleep(0.5)
     console.stop()
     lines = capsys.readouterr().out.splitlines()

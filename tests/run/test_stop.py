@@ -31,7 +31,7 @@ with stop.listening(answer, lambda: console.message("Ended")):
 WRITES = """
     for _ in range(1000):
         console.message("x" * 500)
-    if stop.signalled:
+    if stop.exit_code:
         answered.wait(60)  # by a thread, which on a busy machine may come late
     console.message(f"votes {stop.votes()}")
 """

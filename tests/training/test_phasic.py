@@ -282,10 +282,15 @@ def test_a_run_tells_how_many_auxiliary_phases_it_has(small, updates, phases):
     assert disk in learner.agent.summary["disk and its cache"]
 
 
-def test_the_display_names_the_parts_of_an_auxiliary_phase(small):
+def test_the_display_names_the_parts_of_an_auxiliary_phase(small, monkeypatch):
     learner = make(small())
-    console, phases = learner.session.console, []
-    console.phase = phases.append
+    session, phases = learner.session, []
+    begin = session.phase
+    monkeypatch.setattr(
+        session,
+        "phase",
+        lambda name, detail="": (begin(name, detail), phases.append(session.console.progress.phase)),
+    )
     finish(learner, 1)
     del phases[:]
     finish(learner, 1)

@@ -12,7 +12,9 @@ import time
 import pytest
 from processes import PATIENCE, ROOT, unread_pipe
 
+from tfrl.algorithms.registry import reader
 from tfrl.workers import watchdog
+from tfrl.workers.strategy import join
 from tfrl.workers.watchdog import Watchdog
 
 LIMIT = 10.0
@@ -275,10 +277,13 @@ def test_a_lost_connection_names_the_frozen_worker(tmp_path, monkeypatch):
 
 
 def test_a_single_worker_has_no_watchdog(tmp_path):
-    dog = Watchdog(tmp_path / "run" / "heartbeats", ["here"], 0, stall_timeout=LIMIT)
-    dog.start()
-    dog.beat("collecting", 0)
-    dog.close()
+    config = reader("ppo").of_values({"env": "catch", "logdir": str(tmp_path)})
+    threads = threading.active_count()
+    with join(config, None) as (_, dog):
+        dog.beat("collecting", 0)
+        with dog.unhurried():
+            dog.measured(1.0)
+        assert not isinstance(dog, Watchdog) and threading.active_count() == threads
     assert list(tmp_path.iterdir()) == []
 
 

@@ -217,7 +217,9 @@ class ActingActorCritic(ActingNetwork):
         self, weights: Weights, observations: tf.Tensor, noise: tf.Tensor, *memory: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
         """Actions [B, *shape] and the arrays that `EXTRAS` names; some networks have only two of them."""
-        noise, factors = self.network.split_noise(noise)
+        factors: tuple[tf.Tensor, ...] = ()
+        if self.network.dropped_size:
+            noise, factors = self.network.split_noise(noise)
         outputs = self._sampling_pass(weights, observations, *memory, *factors)
         policy = self.network.distribution(outputs[0])
         actions = policy.sample(noise)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -129,6 +130,7 @@ class ActorCriticAgent(Agent):
         on_gpu, at_once = runtime.uses_gpu, runtime.parts_at_once * runtime.local_replicas
         part_rows = _VALUE_ROWS if config.has_one_topology else None
         self._value_pass = self.network.value_pass(on_gpu=on_gpu, at_once=at_once, part_rows=part_rows)
+        self._acting_weights = functools.partial(self.learning.weights, self.network.acting)
         self.acting = ActingActorCritic(
             self.network, config, self._acting_weights, on_gpu=on_gpu, at_once=at_once, runtime=runtime
         )
@@ -164,9 +166,6 @@ class ActorCriticAgent(Agent):
           TrainingError: a loss or gradient is not finite; raised on all workers at the same gradient step.
         """
         raise NotImplementedError
-
-    def _acting_weights(self) -> dict[str, tf.Tensor]:
-        return self.learning.weights(self.network.acting)
 
     def begin(self) -> None:
         """Loads the torso of --torso-weights."""

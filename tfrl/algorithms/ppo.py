@@ -397,7 +397,11 @@ class PPOAgent(ActorCriticAgent):
         """Descriptions of an update, by title."""
         config = self._config
         envs = f"{config.num_envs} x {config.num_steps} steps an update, {config.epochs} epochs of "
-        return {"envs": envs + f"{config.steps_per_epoch} minibatches of {config.rows_per_step:,}"}
+        found = {"envs": envs + f"{config.steps_per_epoch} minibatches of {config.rows_per_step:,}"}
+        if config.level_replay:
+            how = f"temperature {config.level_temperature:g}, staleness {config.level_staleness:g}"
+            found["level replay"] = f"{config.num_levels:,} levels, {how}, {config.level_schedule}"
+        return found
 
     # Learning
 

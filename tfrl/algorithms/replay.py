@@ -230,18 +230,17 @@ class PendingSteps:
       results: the tensors of `ReplayAgent._take_steps`.
       rows: the rows of the replay that the batches have, int64 [count, B, b].
       steps_done: the number of earlier gradient steps.
+
+    Attributes:
+      count: the number of these gradient steps.
     """
 
     def __init__(
         self, agent: ReplayAgent, results: tuple[Any, ...], rows: np.ndarray, steps_done: int
     ) -> None:
         self._agent, self._results, self._rows, self._steps_done = agent, results, rows, steps_done
+        self.count = len(rows)
         self._learned: Learned | None = None
-
-    @property
-    def count(self) -> int:
-        """The number of these gradient steps."""
-        return len(self._rows)
 
     def wait(self) -> Learned:
         """Waits for the gradient steps, after which the agent acts with the new weights.
@@ -303,7 +302,7 @@ class ReplayAgent(Agent):
         self.acting = ExploringNetwork(
             self.network,
             config,
-            lambda: self.learning.weights(self.network.acting),
+            functools.partial(self.learning.weights, self.network.acting),
             on_gpu=on_gpu,
             at_once=runtime.parts_at_once * runtime.local_replicas,
         )
@@ -440,7 +439,10 @@ class ReplayAgent(Agent):
         fields = batch._asdict() | {"noise": noise}
         del fields["rows"]
         joined = self._join(fields).items()
-        rows = {name: self._runtime.per_replica(self._by_replica(x)) for name, x in joined}
+        replicas = self._runtime.local_replicas
+        # [K, B, b, ...] as [R, K, rows, ...] for R replicas.
+        arrays = {n: x.reshape(len(x), replicas, -1, *x.shape[3:]).swapaxes(0, 1) for n, x in joined}
+        rows = {name: self._runtime.per_replica(x) for name, x in arrays.items()}
         scale = learning_rate(config.lr_schedule, 1.0, iteration, config.num_updates)
         arguments = (rows, tf.constant([steps_done, count]), tf.constant(scale, tf.float32))
         if self._pending is not None:
@@ -493,10 +495,6 @@ class ReplayAgent(Agent):
             name: tf.reshape(part, (whole.shape[0], *shape))
             for part, (name, shape) in zip(parts, shapes.items(), strict=True)
         }
-
-    def _by_replica(self, x: np.ndarray) -> np.ndarray:
-        """[K, B, b, ...] as [R, K, rows, ...] for R replicas."""
-        return x.reshape(len(x), self._runtime.local_replicas, -1, *x.shape[3:]).swapaxes(0, 1)
 
     def _take_steps(
         self, rows: Mapping[str, Any], numbers: tf.Tensor, scale: tf.Tensor

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import IO, Any, NoReturn
 
 from tfrl.cli.errors import PeerError, TrainingError, UserError
-from tfrl.cli.streams import open_missing, send_nowhere, surviving, tell
+from tfrl.cli.streams import flush, open_missing, send_nowhere, tell
 
 _PLAIN = (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)  # their own text is a good sentence
 _LAST_WORDS = 1.0  # seconds
@@ -53,7 +53,7 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
 
         def last_words() -> None:
             tell(sentence)
-            _flush()
+            flush(sys.stdout)
 
         end_at_once(error.exit_code, last_words)
     except (UserError, TrainingError) as error:
@@ -73,7 +73,7 @@ def run(main: Callable[[Sequence[str]], int]) -> None:
         seen_enough = end.code == 1 and isinstance(end.__context__, BrokenPipeError)
         code = 0 if seen_enough else int(end.code or 0)
     _on_signals(lambda *_: os._exit(code))  # a late signal does not change the exit code
-    _flush()
+    flush(sys.stdout)
     sys.exit(code)
 
 
@@ -112,11 +112,6 @@ def _reader_is_gone(stream: IO[str]) -> bool:
     poll = select.poll()
     poll.register(stream.fileno(), 0)  # poll reports errors in any case
     return bool(poll.poll(0))
-
-
-def _flush() -> None:
-    with surviving(sys.stdout):
-        sys.stdout.flush()
 
 
 def end_at_once(code: int, say: Callable[[], object]) -> NoReturn:
@@ -172,11 +167,6 @@ class Requests:
             return False
         self.again = True
         return True
-
-    def begin(self) -> None:
-        """Forgets the requests of an earlier run of a user's program."""
-        if not self.of_command:
-            vars(self).update(vars(Requests()))
 
 
 OURS = Requests()
@@ -261,7 +251,8 @@ class StopRequest:
     """Stores a request to stop until the loop reads it.
 
     Attributes:
-      exit_code: the exit code of the first signal, 130 or 143; 0 without a signal.
+      exit_code: the exit code of the first signal, 130 or 143, after which the run will stop; 0 without a
+        signal. A stop file, however, may be removed again.
       saved: set by the loop when everything is saved, so that ending loses nothing.
     """
 
@@ -294,7 +285,8 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        OURS.begin()
+        if not OURS.of_command:
+            vars(OURS).update(vars(Requests()))  # without those of an earlier run of the user's program
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -334,11 +326,6 @@ class StopRequest:
             _start(on_first, name)  # in a thread, because it may wait for a stream
         os.close(reader)
 
-    @property
-    def signalled(self) -> bool:
-        """True after a signal: the run will stop. A stop file, however, may be removed again."""
-        return bool(self.exit_code)
-
     def forget_file(self) -> None:
         """Removes the `stop` file. A folder of that name has no effect."""
         if self._stop_file.is_file():
@@ -346,8 +333,8 @@ class StopRequest:
 
     def votes(self) -> list[float]:
         """This worker's vote, NUM_VOTES numbers: 1 for its request to stop, otherwise 0."""
-        wanted = self.signalled or self._stop_file.is_file()
-        return [float(wanted and self.exit_code == code) for code in _CODES]
+        wanted = self.exit_code or self._stop_file.is_file()
+        return [float(bool(wanted) and self.exit_code == code) for code in _CODES]
 
 
 def _start(target: Callable[..., None], *args: Any) -> threading.Thread:

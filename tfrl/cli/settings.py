@@ -269,7 +269,7 @@ def preset_files(kind: type[Settings]) -> dict[str, Traversable]:
 def read_preset(kind: type[Settings], name: str) -> Preset:
     """Reads a preset of a dataclass of settings. Raises UserError if its file is wrong."""
     file = preset_files(kind)[name]
-    found = _read_yaml(kind, file)
+    found = read_yaml(setting_types(kind), kind.aliases, file)
     changes = {name: value for name, value in found.items() if name not in ("algorithm", "preset")}
     lines = file.read_text(encoding="utf-8").splitlines()
     summary = itertools.takewhile(lambda line: line.startswith("#"), lines)
@@ -293,10 +293,6 @@ def own_settings(kind: type[Settings]) -> tuple[str, ...]:
     bases = [base for base in kind.__mro__ if base.__module__.startswith(("tfrl.", "resnet."))]
     known = {name for base in (*bases, *kind.sections) for name in getattr(base, "__dataclass_fields__", ())}
     return tuple(field.name for field in dataclasses.fields(kind) if field.name not in known)
-
-
-def _read_yaml(kind: type[Settings], file: Traversable) -> dict[str, Any]:
-    return read_yaml(setting_types(kind), kind.aliases, file)
 
 
 @dataclass(frozen=True)
@@ -368,16 +364,12 @@ class Reader(Generic[SettingsT]):
         # A failure with one worker is a failure with more workers, whose shares are fractions of its share.
         workers = getattr(config, "learners", 1)
         config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
-        plain = self.of_preset(config.preset)
+        plain = self.kind(**self.changes_of(config.preset))
         for name, why in config.ineffective.items():
             value = getattr(config, name)
             if value != getattr(plain, name):
                 spelled = flag(f"no_{name}" if value is False else name)
                 raise UserError(f"{spelled} has no effect {why}; leave it out.")
-
-    def of_preset(self, preset: str) -> SettingsT:
-        """The settings that a preset stands for."""
-        return self.kind(**self.changes_of(preset))
 
     def changes_of(self, preset: str) -> dict[str, Any]:
         """The settings that a preset changes in the defaults."""
@@ -398,7 +390,7 @@ class Reader(Generic[SettingsT]):
             raise UserError(
                 f"{path} has settings of {named}, not of {self.algorithm}; use python -m {command}."
             )
-        values = _read_yaml(self.kind, Path(path))
+        values = read_yaml(setting_types(self.kind), self.kind.aliases, Path(path))
         values.pop("algorithm", None)
         return values
 

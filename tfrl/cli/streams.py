@@ -55,6 +55,12 @@ def send_nowhere(stream: IO[str] | IO[bytes]) -> None:
     os.close(nowhere)
 
 
+def flush(stream: IO[str]) -> None:
+    """Flushes `stream`, even if nobody reads it."""
+    with surviving(stream):
+        stream.flush()
+
+
 def tell(line: str, stream: TextIO | None = None) -> None:
     """Writes a line to `stream`, stderr by default, even if nobody reads it."""
     stream = stream or sys.stderr
@@ -98,8 +104,7 @@ class Unbreakable:
 
     def flush(self) -> None:
         """Implements the method of the stream itself."""
-        with surviving(self._stream):
-            self._stream.flush()
+        flush(self._stream)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
@@ -109,12 +114,10 @@ class Unbreakable:
 
 
 def set_log_level(name: str) -> None:
-    """Shows messages of Python's logging and of TensorFlow from --log-level on; warning changes nothing.
+    """Shows messages of Python's logging and of TensorFlow from another --log-level than warning on.
 
     Call it before TensorFlow is imported.
     """
-    if name == "warning":
-        return
     logging.basicConfig(level=name.upper())
     logging.getLogger().setLevel(name.upper())
     logging.getLogger("tensorflow").setLevel(name.upper())
@@ -138,14 +141,14 @@ def quiet_start() -> Iterator[None]:
     if shows_information():
         yield
         return
-    _flush()
+    flush(sys.stderr)
     saved = os.dup(2)
     with _temporary_file() as held:
         os.dup2(held.fileno(), 2)
         try:
             yield
         finally:
-            _flush()
+            flush(sys.stderr)
             os.dup2(saved, 2)
             os.close(saved)
             _show(_worth_showing(held))
@@ -165,14 +168,14 @@ def native_log(path: Path, *, of_command: bool) -> Iterator[None]:
       of_command: the process ends soon afterwards. Then no later line of C++ code is shown, because to
         TensorFlow a worker that ends first is a lost one.
     """
-    _flush()
+    flush(sys.stderr)
     python, screen = sys.stderr, os.dup(2)
     log, began = _open_log(path)
     os.dup2(log.fileno(), 2)
     sys.stderr = os.fdopen(screen, "w", buffering=1, errors="backslashreplace", closefd=False)
 
     def show_again() -> None:
-        _flush()
+        flush(sys.stderr)
         os.dup2(screen, 2)
         os.close(screen)
         sys.stderr = python
@@ -221,11 +224,6 @@ def _show(lines: Sequence[bytes]) -> None:
     with contextlib.suppress(OSError):  # nobody reads any more
         for line in lines:
             os.write(2, line)
-
-
-def _flush() -> None:
-    with surviving(sys.stderr):
-        sys.stderr.flush()
 
 
 def _worth_showing(log: IO[bytes], start: int = 0) -> list[bytes]:

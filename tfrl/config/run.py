@@ -14,7 +14,7 @@ from tfrl.cli import settings
 from tfrl.cli.errors import EnvError, UserError
 from tfrl.cli.flags import ANY, COUNT, ENDLESS, FRACTION, MOST, NATURAL, POSITIVE, WIDTH, Range, flag, nearest
 from tfrl.cli.settings import NoResult, Settings, expand_home, own_settings
-from tfrl.envs import callables, registry
+from tfrl.envs import callables, published, registry
 from tfrl.envs.spec import ActionSpec, Box, EnvSettings
 from tfrl.ops import optimizers
 
@@ -273,6 +273,12 @@ class Task(EnvSettings):
     def has_unseen_levels(self) -> bool:
         """True if some levels are not training levels."""
         return "train" in self.level_sets and self.num_levels > 0 and self.distribution_mode != "exploration"
+
+    def normalized(self, mean_return: float, ranges: str = "paper") -> float | None:
+        """The normalised score of a return, by one of `published.RANGES`; None for envs without ranges."""
+        if self.env not in registry.FAMILIES["procgen"].names:
+            return None
+        return published.normalized_return(self.env, self.distribution_mode, mean_return, ranges)
 
     @property
     def observation_rank(self) -> int:

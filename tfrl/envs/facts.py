@@ -129,11 +129,6 @@ def find_facts(env_id: str, kwargs: str = "{}") -> Facts:
         )
 
 
-def facts_text(task: EnvSettings) -> str:
-    """The content of FACTS_FILE for Gymnasium's env of a task. Raises like `facts_of`."""
-    return text_of(task.env, task.env_kwargs, facts_of(task))
-
-
 def text_of(env: str, kwargs: Mapping[str, Any], facts: Facts) -> str:
     """The content of FACTS_FILE for these facts."""
     action = {"kind": type(facts.action).__name__, **dataclasses.asdict(facts.action)}

@@ -148,7 +148,9 @@ def check(task: EnvSettings) -> None:
 
 def facts_text(task: EnvSettings) -> str | None:
     """The content of `tfrl.envs.facts.FACTS_FILE` for the env of a task; None if a family has its name."""
-    return None if family(task.env).names else facts.facts_text(task)
+    if family(task.env).names:
+        return None
+    return facts.text_of(task.env, task.env_kwargs, facts.facts_of(task))
 
 
 def advice(task: EnvSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:

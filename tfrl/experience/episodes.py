@@ -17,7 +17,6 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.streams import tell
 from tfrl.config.run import Task, check_task
 from tfrl.envs import registry
-from tfrl.envs.published import normalized_return
 from tfrl.envs.registry import LEVEL_SETS, TRAIN
 from tfrl.envs.spec import EnvSpec, Step, VecEnv
 from tfrl.experience.memory import Memory
@@ -143,7 +142,6 @@ def play(
     Raises:
       UserError: the env cannot be made here.
     """
-    watcher = watcher or Watcher()
     try:
         env = registry.make(spec, indices)
     except ValueError as error:
@@ -171,13 +169,15 @@ def play(
                 allowed = env.observation_spec.allowed(observations[idle])
                 zeros = np.zeros((idle.size, max(1, math.prod(env.action_spec.shape))), np.float32)
                 actions[idle] = env.action_spec.from_uniform(zeros, allowed)
-            watcher.before(env, observations, actions)
+            if watcher is not None:
+                watcher.before(env, observations, actions)
             env.act(actions)
             result = tally.cut_off(env.observe())
             if memory is not None:
                 memory.rewarded(result.reward)
                 memory.begin(result.first)
-            watcher.after(result)
+            if watcher is not None:
+                watcher.after(result)
             if tally.add(env, result):
                 on_episode(int(tally.done.sum()))
             step += 1
@@ -253,7 +253,7 @@ def evaluation_columns(level_sets: tuple[str, ...]) -> tuple[str, ...]:
 def evaluation_metrics(task: Any, level_set: str, played: Episodes) -> dict[str, float]:
     """The metrics of one level set's episodes. `mean_reward` is the mean reward of an env step."""
     mean = float(played.returns.mean())
-    score = normalized_return(task.env, task.distribution_mode, mean)
+    score = task.normalized(mean)
     values = (
         mean,
         float(played.returns.std()),
@@ -287,7 +287,6 @@ def evaluation_results(task: Any, metrics: Mapping[str, float]) -> dict[str, Any
         for level_set in task.level_sets
     }
     for level_set, found in part.items():  # beside the paper's ranges, those of rliable
-        mean = metrics[f"eval_{level_set}/return"]
-        score = normalized_return(task.env, task.distribution_mode, mean, "rliable")
+        score = task.normalized(metrics[f"eval_{level_set}/return"], "rliable")
         found |= {} if score is None else {"normalized_return_rliable": score}
     return part | ({"generalization_gap": metrics[GAP]} if GAP in metrics else {})

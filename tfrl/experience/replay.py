@@ -199,30 +199,25 @@ class ReplayBuffer:
             reward, discount, steps = n_step(rewards, first, truncated, gamma=self._gamma)
             last = (rows + steps - 1) % self._ring
             cut = np.take_along_axis(truncated, steps[..., None] - 1, axis=-1)[..., 0]
-        after = (last + 1) % self._ring
+        after = _take(self._observations, (last + 1) % self._ring * count + column)
+        for k, i, j in zip(*np.nonzero(cut), strict=True):
+            after[k, i, j] = self._finals[int(last[k, i, j]), int(i)]
         return Batch(
             observation=_take(self._observations, rows * count + column),
             action=_take(self._actions, rows * count + column),
             reward=reward,
             discount=discount,
-            next_observation=self._with_finals(_take(self._observations, after * count + column), last, cut),
+            next_observation=after,
             weight=weights,
             rows=rows,
         )
-
-    def _with_finals(self, observations: np.ndarray, last: np.ndarray, cut: np.ndarray) -> np.ndarray:
-        for k, i, j in zip(*np.nonzero(cut), strict=True):
-            observations[k, i, j] = self._finals[int(last[k, i, j]), int(i)]
-        return observations
 
     # Priorities
 
     def set_priorities(self, rows: np.ndarray, errors: np.ndarray) -> None:
         """Sets the priorities of a batch's rows to (|error| + 1e-6)^alpha, [K, B, b]; for repeated rows, the
-        last counts.
+        last counts. Only with a `priority_exponent`.
         """
-        if not self._priorities:
-            return
         priorities = (np.abs(errors).astype(np.float64) + 1e-6) ** self._exponent
         for i, tree in enumerate(self._priorities):
             mine, values = rows[:, i].reshape(-1), priorities[:, i].reshape(-1)

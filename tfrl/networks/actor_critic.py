@@ -234,8 +234,6 @@ class ActorCritic(Network):
 
     def split_noise(self, noise: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
         """The noise of the actions, and what `outputs` takes in place of a memory: the factors of dropout."""
-        if not self.dropped_size:
-            return noise, ()
         return noise[:, : self.noise_size], (self.factors(noise[:, self.noise_size :] >= self._dropout),)
 
     def kept(self, noise: np.ndarray) -> np.ndarray:

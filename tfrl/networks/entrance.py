@@ -73,11 +73,12 @@ class Entrance:
     def rows(self, shown: Sequence[tf.Tensor]) -> tf.Tensor:
         """Packs observations [B, *shape] from the plain array, or from the parts in order."""
         if not self.spec.parts:
-            return _image(shown[0], self.spec.layout)
+            return shown[0] if self.spec.layout is None else _image(shown[0], self.spec.layout)
         found = []
         for part, array in zip(self.spec.parts, shown, strict=True):
             stored = self.spec.stored_type(part.kind)
-            array = _image(array, part.layout)
+            if part.layout is not None:
+                array = _image(array, part.layout)
             if part.kind == CHOICES:
                 array = tf.cast(array, tf.int64) - np.array(part.starts, np.int64).reshape(part.shape)
             array = tf.reshape(tf.cast(array, stored), (tf.shape(array)[0], part.size))
@@ -100,10 +101,8 @@ class Entrance:
         return tf.concat([*flat, observations[:, self.spec.kind_places[IMAGE].stop :]], axis=1)
 
 
-def _image(shown: tf.Tensor, layout: Layout | None) -> tf.Tensor:
-    """`Layout.stored` of arrays [B, *shape]; an array without a layout stays unchanged."""
-    if layout is None:
-        return shown
+def _image(shown: tf.Tensor, layout: Layout) -> tf.Tensor:
+    """`Layout.stored` of arrays [B, *shape]."""
     images = tf.transpose(shown, (0, *(1 + axis for axis in layout.order)))
     images = tf.reshape(images, (-1, *layout.image_shape))
     if layout.dtype == "uint8" and layout.high == 255:

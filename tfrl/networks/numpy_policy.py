@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfrl.envs.observations import FORBIDDEN
+from tfrl.envs.observations import FORBIDDEN, MASK
 from tfrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
 from tfrl.networks import entrance
 from tfrl.networks.actor_critic import OBSERVATION_LIMIT, ActorCritic
@@ -60,8 +60,10 @@ class NumpyPolicy:
         """Returns the first output of the network with these weights, float32 [B, P]."""
         (name,) = self._network.acting
         layers = self._layers(name, vectors)
-        seen, masked = self._spec.vectors, self._masked
-        return lambda observations: masked(observations, dense_outputs(seen(observations), layers))
+        seen = self._spec.vectors
+        if not self._spec.num_actions:
+            return lambda observations: dense_outputs(seen(observations), layers)
+        return lambda observations: self._masked(observations, dense_outputs(seen(observations), layers))
 
     def act(self, outputs: np.ndarray, noise: np.ndarray, *exploration: np.float32) -> np.ndarray:
         """Actions [B, *shape] drawn with noise float32 [B, K], from outputs float32 [B, P].
@@ -81,8 +83,7 @@ class NumpyPolicy:
 
     def _masked(self, observations: np.ndarray, outputs: np.ndarray) -> np.ndarray:
         """Outputs float32 [B, A], one for each action, with FORBIDDEN for forbidden actions."""
-        allowed = self._spec.allowed(observations)
-        return outputs if allowed is None else np.where(allowed, outputs, FORBIDDEN)
+        return np.where(self._spec.of_rows(observations, MASK) != 0, outputs, FORBIDDEN)
 
 
 class NumpyActorCritic(NumpyPolicy):
@@ -100,7 +101,7 @@ class NumpyActorCritic(NumpyPolicy):
             outputs = of_head(observations)
             if len(free):
                 outputs = np.concatenate([outputs, np.broadcast_to(free, (len(outputs), len(free)))], axis=1)
-            return self._masked(observations, outputs)
+            return self._masked(observations, outputs) if self._spec.num_actions else outputs
 
         return parameters
 

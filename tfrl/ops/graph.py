@@ -81,19 +81,5 @@ def asynchronous() -> Iterator[None]:
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorates a method: `graph` compiles it with these `options` at its first call."""
-    return lambda function: _Compiled(function, options)
-
-
-class _Compiled:
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
-        self._function, self._options = function, options
-        self.__doc__ = function.__doc__
-
-    def __set_name__(self, _owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: Any, _owner: type) -> Any:
-        traced = graph(self._function.__get__(instance), **self._options)
-        instance.__dict__[self._name] = traced  # from now on the instance's own attribute
-        return traced
+    """Decorates a method: `graph` compiles it with these `options` at its first use."""
+    return lambda function: functools.cached_property(lambda self: graph(function.__get__(self), **options))

@@ -8,8 +8,6 @@ that of the observation after the last action. All other arrays are float [T, B]
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tfrl.ops.graph import tf
 
 
@@ -51,10 +49,11 @@ def gae(
     the value targets A_t + V_t, which are the lambda-returns.
     """
     deltas = rewards + discounts * _following(values, last_value) - values
-    advantages = _scan_back(
-        lambda later, delta, discount: delta + lam * discount * later,
-        tf.zeros_like(last_value),
+    advantages = tf.scan(
+        lambda later, now: now[0] + lam * now[1] * later,
         (deltas, discounts),
+        tf.zeros_like(last_value),
+        reverse=True,
     )
     return advantages, advantages + values
 
@@ -98,10 +97,11 @@ def vtrace(
     ratios = tf.cast(tf.exp(tf.cast(log_ratios, tf.float64)), rewards.dtype)
     rhos, traces = tf.minimum(ratios, rho_bar), lam * tf.minimum(ratios, c_bar)
     next_values = _following(values, last_value)
-    errors = _scan_back(  # v_t - V_t
-        lambda later, delta, weight: delta + weight * later,
-        tf.zeros_like(last_value),
+    errors = tf.scan(  # v_t - V_t
+        lambda later, now: now[0] + now[1] * later,
         (rhos * (rewards + discounts * next_values - values), discounts * traces),
+        tf.zeros_like(last_value),
+        reverse=True,
     )
     next_errors = _following(errors, tf.zeros_like(last_value))
     advantages = rhos * (rewards + discounts * (next_values + lam * next_errors) - values)
@@ -111,10 +111,3 @@ def vtrace(
 def _following(x: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
     """x_1 ... x_T of x_0 ... x_{T-1} [T, B] and x_T = `last` [B]."""
     return tf.concat([x[1:], last[None]], axis=0)
-
-
-def _scan_back(
-    step: Callable[..., tf.Tensor], last: tf.Tensor, inputs: tuple[tf.Tensor, tf.Tensor]
-) -> tf.Tensor:
-    """y_t = step(y_{t+1}, a_t, b_t) [T, B] for inputs a and b [T, B], from y_T = `last` [B] back to y_0."""
-    return tf.scan(lambda later, now: step(later, *now), inputs, last, reverse=True)

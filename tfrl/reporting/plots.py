@@ -206,7 +206,8 @@ def learning_curve(run: StoredRun) -> Figure:
         ax.plot(*run.points(name), label="while training", **line_style(0))
         ax.set(title=title, xlim=(0, run.env_steps * 1.03 or 1))
     returns, lengths = axes[-2:]
-    _draw_data(returns, [run])
+    if run.data is not None:
+        _draw_data(returns, [run])
     for v, level_set in enumerate(reversed(run.config.level_sets), start=1):
         title = level_set_title(run.config.env, level_set)
         label = title if title == "evaluation" else f"evaluation, {title}"

@@ -136,7 +136,7 @@ class StoredRun:
 
     def normalized(self, value: float, ranges: str = "paper") -> float:
         """A return of this run's env as a normalised score; NaN without a published range."""
-        score = normalized_return(self.config.env, self.config.distribution_mode, value, ranges)
+        score = self.config.normalized(value, ranges)
         return float("nan") if score is None else score
 
 

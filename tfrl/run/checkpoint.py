@@ -160,13 +160,13 @@ class CheckpointStore:
         worker, and removes the new files, if one worker could not save its part.
         """
         dropped = 0
-        own = [*state.parts, *(shard.arrays or {} for shard in state.shards if not shard.is_saved)]
-        size = num_bytes(state.learner) + self._num_workers * sum(map(num_bytes, own))
         while True:
             done, failure = self._attempt(update, state, env_steps)
             if done:
                 self._prune(update)
                 return dropped
+            own = [*state.parts, *(shard.arrays or {} for shard in state.shards if not shard.is_saved)]
+            size = num_bytes(state.learner) + self._num_workers * sum(map(num_bytes, own))
             # Every worker takes part in both votes, so all try again or none does.
             for_room_alone = self._agree(failure is None or files.is_full(failure))
             if not (for_room_alone and self._agree(self._make_room(size))):
@@ -181,7 +181,7 @@ class CheckpointStore:
         """Tries to save; True if every worker saved its part, and the reason why this worker could not.
         Leaves no partial files.
         """
-        staged, is_chief = self.path(update, _STAGED), self._worker == 0
+        staged, final, is_chief = self.path(update, _STAGED), self.path(update), self._worker == 0
         written: list[tuple[CheckpointShard, Path]] = []
 
         def prepare() -> None:
@@ -202,13 +202,18 @@ class CheckpointStore:
                 {"file": path.name, "bytes": path.stat().st_size, "about": shard.about}
                 for shard, path in written
             ]
-            listed = {SHARDS: pack_json(entries)} if entries else {}
-            own = _part_name(self._worker, self._num_workers)
+            listed = {SHARDS: pack_json(entries)} if entries else {}  # a worker lists its shards in its part
+            own = _file_names(self._num_workers)[1 + self._worker]
             files.write_synced(staged / own, encode({**state.parts[0], **listed}))
 
         def commit() -> None:
-            if is_chief:
-                self._commit(staged, update, env_steps)
+            if not is_chief:
+                return
+            self._write_manifest(staged, update, env_steps)
+            if final.exists():
+                final.rename(self.path(update, _REPLACED))
+            staged.rename(final)
+            files.sync_folder(self._directory)
 
         for step in (prepare, write, commit):
             failure = None
@@ -227,13 +232,13 @@ class CheckpointStore:
             shard.keep(path)
         return True, None
 
-    def _commit(self, staged: Path, update: int, env_steps: int) -> None:
-        """Verifies what all workers have written, seals it by a manifest, and gives the folder its name."""
+    def _write_manifest(self, staged: Path, update: int, env_steps: int) -> None:
+        """Verifies what all workers have written, and writes the manifest."""
         entries, shards = {}, {}
         for name in _file_names(self._num_workers):
             data, arrays = _arrived(staged / name)
             entries[name] = {"bytes": len(data), "sha256": _sha256(data)}
-            for each in _listed_shards(arrays):
+            for each in unpack_json(arrays[SHARDS]) if SHARDS in arrays else ():
                 path = self._shards / each["file"]
                 if not path.is_file() or path.stat().st_size != each["bytes"]:
                     raise FaultError(f"{path} did not arrive, and all workers must share one disk")
@@ -248,11 +253,6 @@ class CheckpointStore:
         }
         files.write_synced(staged / MANIFEST, _seal(manifest))
         files.sync_folder(staged)
-        final = self.path(update)
-        if final.exists():
-            final.rename(self.path(update, _REPLACED))
-        staged.rename(final)
-        files.sync_folder(self._directory)
 
     def _prune(self, update: int) -> None:
         """Removes the files that this checkpoint made superfluous; the next save retries after an error."""
@@ -262,7 +262,8 @@ class CheckpointStore:
             self._tidy()
             folders = self._folders()
             earlier = [other for other in folders if other <= update]
-            self._drop(folders[other] for other in set(folders) - set(earlier[-self._keep :]))
+            if superfluous := set(folders) - set(earlier[-self._keep :]):
+                self._drop(folders[other] for other in superfluous)
 
     def _make_room(self, size: int) -> bool:
         """Drops the oldest checkpoint if that may help and a newer one is whole: the chief's vote."""
@@ -297,11 +298,13 @@ class CheckpointStore:
                 path.rename(path.with_suffix(""))
             elif path.suffix in (_STAGED, _REPLACED):
                 shutil.rmtree(path, ignore_errors=True)
+        if not self._shards.is_dir():
+            return
         try:
             needed = set(itertools.chain(*map(_needed_shards, self._folders().values())))
         except OSError:  # the file server does not answer; the next save tries again
             return
-        for path in self._shards.iterdir() if self._shards.is_dir() else ():
+        for path in self._shards.iterdir():
             if path.name not in needed:
                 path.unlink(missing_ok=True)
 
@@ -386,13 +389,9 @@ class CheckpointStore:
 # The files of one checkpoint
 
 
-def _part_name(worker: int, num_workers: int) -> str:
-    return f"worker-{worker:05d}-of-{num_workers:05d}.npz"
-
-
 def _file_names(num_workers: int) -> list[str]:
     """The files that a manifest lists: the learner's, and all workers' parts."""
-    return [LEARNER, *(_part_name(worker, num_workers) for worker in range(num_workers))]
+    return [LEARNER, *(f"worker-{worker:05d}-of-{num_workers:05d}.npz" for worker in range(num_workers))]
 
 
 def _sha256(data: bytes) -> str:
@@ -464,11 +463,6 @@ def _is_whole(folder: Path, update: int) -> bool:
     return True
 
 
-def _listed_shards(part: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """The entries of a worker's shards in its part: name of the file, size in bytes, what it is about."""
-    return unpack_json(part[SHARDS]) if SHARDS in part else []
-
-
 def _needed_shards(folder: Path) -> Iterable[str]:
     """The files of a checkpoint's shards; none for a damaged checkpoint, which cannot be resumed.
 
@@ -482,7 +476,8 @@ def _needed_shards(folder: Path) -> Iterable[str]:
 
 def _find_shards(parts: Iterable[Mapping[str, np.ndarray]], folder: Path) -> list[CheckpointShard]:
     """The verified shards of all workers, each once. Raises FaultError and OSError."""
-    entries = {each["file"]: each for part in parts for each in _listed_shards(part)}
+    listed = (each for part in parts if SHARDS in part for each in unpack_json(part[SHARDS]))
+    entries = {each["file"]: each for each in listed}
     for name, entry in entries.items():
         digest, size = hashlib.sha256(), 0
         with (folder / name).open("rb") as file:

@@ -48,10 +48,11 @@ class Console:
         self.progress = Progress(1, 0)
         self._starting = threading.Lock()  # a second signal stops the display from another thread
         self._view: _View
-        shown: Any = Unbreakable(stream or sys.stdout)
+        out = stream or sys.stdout
+        shown: Any = Unbreakable(out)
         if not enabled:
             self._view = _View()
-        elif _is_interactive(stream or sys.stdout):
+        elif out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("CI"):
             self._view = _Terminal(shown)
         else:
             self._view = _Plain(shown, interval)
@@ -67,10 +68,6 @@ class Console:
             self.progress = progress
             self._view.start(progress)
 
-    def phase(self, name: str) -> None:
-        """Names the present phase, such as "collecting" or "saving"."""
-        self.progress.phase = name
-
     def message(self, text: str) -> None:
         """A line above the bar."""
         self._view.line(spelled(text))
@@ -83,7 +80,7 @@ class Console:
         self, header: Sequence[str], rows: Sequence[Sequence[str]], next_commands: Sequence[str] = ()
     ) -> None:
         """Ends the progress and shows a table of results and the commands to type next."""
-        self.phase("done")
+        self.progress.phase = "done"
         self.stop()
         self._view.line("")
         self._view.table(header, rows)
@@ -121,7 +118,8 @@ class Progress:
     ) -> None:
         self.total_steps = total_steps
         self.env_steps: float = start_step
-        self.phase = "starting"
+        self.phase = "starting"  # such as "collecting" or "saving"
+        self._is_endless = total_steps >= ENDLESS
         self._unit = unit
         self._highlights = highlights or self._episode_texts
         self._first = dict(initial or {})  # the first known values of `SHOWN`
@@ -141,7 +139,7 @@ class Progress:
         """
         self.env_steps = min(env_steps, self.total_steps)
         if steady and not self._marks:
-            self._mark()
+            self._marks.append((self._clock(), self.env_steps))
 
     def finish_update(self, env_steps: int, metrics: Mapping[str, float]) -> None:
         """Takes the state after an update, and its metrics, named as in progress.csv."""
@@ -151,7 +149,7 @@ class Progress:
         evaluated = {_EVALUATED: self._metrics[_EVALUATED]} if _EVALUATED in self._metrics else {}
         self._metrics = evaluated | dict(metrics)
         self._note_first(metrics)
-        self._mark()
+        self._marks.append((self._clock(), self.env_steps))
 
     def note(self, metrics: Mapping[str, float]) -> None:
         """Takes metrics from before the first update."""
@@ -171,15 +169,7 @@ class Progress:
     def forget_pace(self) -> None:
         """Forgets the speed, and begins a new estimate of the time left, because the pace changes here."""
         self._metrics = {k: v for k, v in self._metrics.items() if k != _SPEED}
-        self._marks = deque(maxlen=_RATE_WINDOW)
-        self._mark()
-
-    def _mark(self) -> None:
-        self._marks.append((self._clock(), self.env_steps))
-
-    @property
-    def _is_endless(self) -> bool:
-        return self.total_steps >= ENDLESS
+        self._marks = deque([(self._clock(), self.env_steps)], maxlen=_RATE_WINDOW)
 
     @property
     def elapsed(self) -> float:
@@ -363,10 +353,6 @@ class _Terminal(_View):
         for row in rows:
             table.add_row(*map(Text, row))
         self._console.print(table)
-
-
-def _is_interactive(stream: TextIO) -> bool:
-    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("CI")
 
 
 def _render(progress: Progress, width: int) -> RenderableType:

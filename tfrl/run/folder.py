@@ -187,11 +187,6 @@ def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def write_results(run: Path, results: Mapping[str, Any]) -> None:
-    """Writes results.json after the export is on disk; NaN becomes null. Raises OSError."""
-    files.write(run / RESULTS_FILE, json.dumps(finite(results), indent=2) + "\n")
-
-
 def read_results(run: Path) -> dict[str, Any] | None:
     """The content of results.json, or None if it is missing or unreadable."""
     return read_json(run / RESULTS_FILE)

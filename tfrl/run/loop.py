@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from tfrl.run import files
 from tfrl.run.callbacks import Callback, ConfigT, RunOfCallback, get_states, set_states
 from tfrl.run.checkpoint import State
 from tfrl.run.console import SHOWN, Console, Progress
-from tfrl.run.folder import read_results, weights_sha256, write_results
+from tfrl.run.folder import RESULTS_FILE, finite, read_results, weights_sha256
 from tfrl.run.metrics import (
     PROGRESS_FILE,
     MetricsWriter,
@@ -391,8 +392,9 @@ class TrainingRun(RunOfCallback[ConfigT]):
     def _callbacks(self) -> Iterator[Callback]:
         """All callbacks in order. Those of the user may take as long as they like."""
         yield from self._learner.callbacks
-        with self._session.watchdog.unhurried():
-            yield from self._users
+        if self._users:
+            with self._session.watchdog.unhurried():
+                yield from self._users
 
     def _agree_to_stop(self) -> None:
         """Stops the run on all workers if a callback of any worker asked for it."""
@@ -427,12 +429,9 @@ class TrainingRun(RunOfCallback[ConfigT]):
         if self._session.is_saved:
             return
         state = self._learner.get_state()
-        progress = {
-            "pending": self._pending,
-            "before": self._before,
-            "stopped": self._stopped,
-        }
-        state.learner.update(get_states(self._users))
+        progress = {"pending": self._pending, "before": self._before, "stopped": self._stopped}
+        if self._users:
+            state.learner.update(get_states(self._users))
         self._session.save(self._steps_taken, state, progress)
 
     def _restore(self, logged: int) -> None:
@@ -468,13 +467,14 @@ class TrainingRun(RunOfCallback[ConfigT]):
         if session.found is None:
             learner.describe(session.writer)
         session.console.summary(self._summary(logged))
+        resumed = self.is_chief and session.found is not None
         session.console.start(
             Progress(
                 learner.total_steps,
                 self._steps_taken,
                 unit=learner.unit,
                 highlights=learner.highlights,
-                initial=first_values(self.folder / PROGRESS_FILE, SHOWN) if self.is_chief else {},
+                initial=first_values(self.folder / PROGRESS_FILE, SHOWN) if resumed else {},
             )
         )
         for callback in self._callbacks():
@@ -528,7 +528,7 @@ class TrainingRun(RunOfCallback[ConfigT]):
         if runtime.is_chief:
             try:
                 self._learner.export(self.folder / "export")
-                write_results(self.folder, outcome)
+                files.write(self.folder / RESULTS_FILE, json.dumps(finite(outcome), indent=2) + "\n")
             except OSError as error:
                 reason = files.reason(error)
                 raise TrainingError(f"cannot write the results in {self.folder}: {reason}") from None

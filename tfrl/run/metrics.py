@@ -69,7 +69,8 @@ class MetricsWriter:
         last_step = -1 if resume_at is None else resume_at
         with self._going_on():
             _trim_csv(directory / PROGRESS_FILE, last_step)
-        self._columns = _read_columns(directory / PROGRESS_FILE) or [step_column, *columns]
+        kept = [] if resume_at is None else _read_columns(directory / PROGRESS_FILE)
+        self._columns = kept or [step_column, *columns]
         self._rows = _RecordFile(directory / PROGRESS_FILE, lambda: _csv_line(self._columns))
         with self._going_on():
             _trim_csv(directory / EPISODES_FILE, last_step if episodes_until is None else episodes_until)

@@ -31,12 +31,12 @@ from tfrl.run.checkpoint import (
 from tfrl.run.console import Console
 from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
 from tfrl.workers.strategy import Runtime
-from tfrl.workers.watchdog import Watchdog
+from tfrl.workers.watchdog import NoWatchdog, Watchdog
 
 
 @contextlib.contextmanager
 def open_session(
-    config: Settings, runtime: Runtime, watchdog: Watchdog, console: Console
+    config: Settings, runtime: Runtime, watchdog: Watchdog | NoWatchdog, console: Console
 ) -> Iterator[Session]:
     """Makes a session, and answers signals within the context.
 
@@ -85,7 +85,7 @@ class Session:
         runtime: Runtime,
         console: Console,
         stop: StopRequest,
-        watchdog: Watchdog,
+        watchdog: Watchdog | NoWatchdog,
     ) -> None:
         self.runtime = runtime
         self.console = console
@@ -116,7 +116,7 @@ class Session:
         The watchdog uses the name to know the first time of a phase, and how long a phase may take.
         """
         logging.getLogger("tfrl").debug("%s%s", name, detail)
-        self.console.phase(name + detail)
+        self.console.progress.phase = name + detail
         self.watchdog.beat(name, self.step)
 
     def advance_to(self, x: float, *, steady: bool = False) -> None:
@@ -140,7 +140,8 @@ class Session:
         try:
             found = self._store.load(skipped.append, verify_shards=True)
         except UserError:
-            self._warn(skipped)
+            for sentence in skipped:
+                self.console.warn(sentence)
             raise
         mine = -1 if found is None else found.update
         newest = self.of_workers(mine)
@@ -152,7 +153,8 @@ class Session:
             )
         # All workers skip the same damaged checkpoints, and the chief warns for all.
         if self.runtime.is_chief or mine < newest.max():
-            self._warn(skipped)
+            for sentence in skipped:
+                self.console.warn(sentence)
         if newest.min() != mine:
             found = self._store.load(self.console.warn, int(newest.min()), verify_shards=True)
         if found is None:
@@ -164,10 +166,6 @@ class Session:
         self.started_from = self.progress["started_from"]
         self.resumed_at = [*self.progress["resumed_at"], found.env_steps]
         return found
-
-    def _warn(self, sentences: Sequence[str]) -> None:
-        for sentence in sentences:
-            self.console.warn(sentence)
 
     def of_workers(self, number: float) -> np.ndarray:
         """The numbers of all workers, int64 or float64 [workers]. A collective."""

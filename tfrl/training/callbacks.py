@@ -69,8 +69,10 @@ def evaluate(config: RLSettings, session: Session, player: Player) -> dict[str, 
         # Returns, lengths and solved flags. Every worker fills in those of its envs.
         found = np.zeros((3, num_envs, each))
         if mine:
-            spec, stopped = level_spec(config, level_set, num_envs), lambda: session.stop.signalled
-            played = play(player, spec, mine, episodes_each=each, broken_off=stopped)
+            spec = level_spec(config, level_set, num_envs)
+            played = play(
+                player, spec, mine, episodes_each=each, broken_off=lambda: bool(session.stop.exit_code)
+            )
             found[:, mine] = played.returns, played.lengths, played.solved
         session.phase(f"gathering episodes{levels}")  # other workers may still be playing
         session.raise_if_stopped()  # before the results are used: some episodes may be incomplete
@@ -92,8 +94,8 @@ WAITS = ("time/learner_wait_fraction", "time/actor_wait_fraction")
 
 def of_run(config: RLSettings, session: Session, network: Network) -> list[Callback]:
     """The callbacks of every run, in call order. All workers have them; only the chief writes."""
-    found: list[Callback] = [
-        EnvFacts(config, session),
+    found: list[Callback] = [] if registry.family(config.env).names else [EnvFacts(config, session)]
+    found += [
         EvaluationTable(config, session),
         BestPolicy(config, session),
         LearningCurve(config, session),
@@ -109,7 +111,10 @@ def of_run(config: RLSettings, session: Session, network: Network) -> list[Callb
 
 
 class EnvFacts(Callback):
-    """Prints notes and warnings about the env, and writes the facts that a policy needs, on the chief."""
+    """Prints notes and warnings about an env of Gymnasium, and writes the facts that a policy needs.
+
+    Only the chief does.
+    """
 
     def __init__(self, config: RLSettings, session: Session) -> None:
         self._facts = registry.facts_text(config)
@@ -148,17 +153,16 @@ class EvaluationTable(Callback):
         for name, losses in (("critic loss", _CRITIC), ("actor loss", _ACTOR)):
             loss = next((metrics[loss] for loss in losses if loss in metrics), math.nan)
             cells[name] = "-" if math.isnan(loss) else f"{loss:.4g}"
+        lines = [list(cells.values())]
         if not self._widths:
             least = {"env steps": 11, "seconds": 7, "length": 13}
             self._widths = [
                 max(len(name), least.get(name, 15 if name.startswith("return") else 0)) for name in cells
             ]
-            self._print(list(cells))
-        self._print(list(cells.values()))
-
-    def _print(self, cells: Sequence[str]) -> None:
-        padded = (cell.rjust(width) for cell, width in zip(cells, self._widths, strict=True))
-        self._console.message("  ".join(padded))
+            lines = [list(cells), *lines]
+        for line in lines:
+            padded = (cell.rjust(width) for cell, width in zip(line, self._widths, strict=True))
+            self._console.message("  ".join(padded))
 
 
 def _spread(metrics: Mapping[str, float], name: str, digits: int) -> str:
@@ -299,13 +303,13 @@ class Waits(Callback):
         self._shares: dict[str, list[float]] = {}
 
     def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
-        """Adds the shares of an update, if it has any."""
+        """Adds the shares of an update."""
         for name in WAITS:
             if name in metrics:
                 self._shares.setdefault(name.removeprefix("time/"), []).append(metrics[name])
 
     def means(self) -> dict[str, float]:
-        """The mean shares by their names in results.json; empty without actors beside the learner."""
+        """The mean shares by their names in results.json; empty before the first update."""
         return {name: float(np.mean(shares)) for name, shares in self._shares.items()}
 
 

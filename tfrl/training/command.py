@@ -74,7 +74,8 @@ class Command:
           arguments: the same settings as a command line, with which --learners starts workers.
           callbacks: of `as_callback`; called by the loop in this process.
         """
-        set_log_level(config.log_level)
+        if config.log_level != "warning":
+            set_log_level(config.log_level)
         with endings.before_training():
             starts_workers = leads(config)
             if callbacks and starts_workers:

@@ -62,7 +62,8 @@ class EpisodicLearner(EnvLearner):
     def update(self) -> dict[str, float]:
         """Plays an episode in every env, and takes a gradient step."""
         session, began = self._session, time.perf_counter()
-        self._may_be_cut()
+        if self._config.max_episodes is not None:
+            self._before = self._standing()
         episodes = self.play()
         played = time.perf_counter()
         totals = episodes.rewards.sum(axis=0, dtype=np.float64), episodes.playing.sum(axis=0)
@@ -84,7 +85,9 @@ class EpisodicLearner(EnvLearner):
         self.write_episodes()
         session.step += 1
         self._steps_done += episodes.env_steps
-        metrics |= self.episode_metrics() | self.deviation_metric(self.envs.observation)
+        metrics |= self.episode_metrics()
+        if self.agent.network.has_deviation:
+            metrics |= self.deviation_metric(self.envs.observation)
         metrics |= self.info_metrics(self._info)
         metrics |= {
             "time/env_steps_per_second": episodes.env_steps / seconds,

@@ -20,12 +20,13 @@ from tfrl.cli.flags import flag
 from tfrl.config.distributed import DistributedSettings
 from tfrl.config.run import NetworkSettings, RLSettings, hyperparameters
 from tfrl.envs import procgen, registry
-from tfrl.envs.published import RANGES, normalized_return, score_range
+from tfrl.envs.published import RANGES, score_range
 from tfrl.envs.registry import TRAIN, level_set_title
 from tfrl.envs.spec import EnvSpec, Sums
 from tfrl.experience import memory
 from tfrl.experience.collector import Collector, EnvStates
 from tfrl.experience.episodes import evaluation_columns, evaluation_results
+from tfrl.experience.levels import LevelSampler
 from tfrl.experience.memory import Memory
 from tfrl.experience.normalize import EpisodeStatistics, FinishedEpisodes
 from tfrl.experience.replay import BufferSettings
@@ -95,6 +96,7 @@ class EnvLearner(Learner):
     agent: Agent
     envs: WorkerEnvs
     _prefetch: Prefetch | None = None  # None if learner and envs take turns
+    _levels: LevelSampler | None = None  # None without level replay
     time_columns: tuple[str, ...]
     has_updated = False
 
@@ -115,8 +117,11 @@ class EnvLearner(Learner):
         # episode has cut. A run that goes on with a higher number repeats this rollout.
         self._before: _Standing | None = None
         self._cut_steps = 0
-        self._waits = callbacks.Waits()
-        self.callbacks = (*callbacks.of_run(config, session, self.agent.network), self._waits)
+        self._waits = callbacks.Waits() if config.is_ahead else None
+        self.callbacks = callbacks.of_run(config, session, self.agent.network)
+        if self._waits is not None:
+            self.callbacks = (*self.callbacks, self._waits)
+        self.draw_noise = self.agent.network.draw_noise
 
     def begin(self) -> None:
         """Sets the first weights of a new run; a resumed run has weights already. A collective."""
@@ -163,7 +168,7 @@ class EnvLearner(Learner):
     @property
     def level_probabilities(self) -> np.ndarray | None:
         """The probabilities of the levels of the next episodes, float64 [L]; None without level replay."""
-        return None
+        return None if self._levels is None else self._levels.probabilities()
 
     # Evaluation
 
@@ -185,11 +190,7 @@ class EnvLearner(Learner):
 
     def memory(self, envs: int) -> Memory | None:
         """The memory of this number of evaluation envs; None if the policy is not recurrent."""
-        return memory.of_settings(self._config, envs)
-
-    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The random numbers for the actions of one evaluation env, float32 [steps, K]."""
-        return self.agent.network.draw_noise(generator, steps)
+        return memory.of_settings(self._config, envs) if self.agent.network.memory_size else None
 
     def weights(self) -> dict[str, np.ndarray]:
         """The agent's weights by name."""
@@ -209,22 +210,6 @@ class EnvLearner(Learner):
         if self._prefetch is not None:
             ahead = self._prefetch.get_state(self._session.step, within=within)
         return _Standing(self._episodes.get_state(), self.envs.get_state(), ahead)
-
-    def _may_be_cut(self) -> None:
-        """Notes the state before a rollout that --max-episodes may cut."""
-        if self._config.max_episodes is not None:
-            self._before = self._standing()
-
-    def _last_round(self, first: np.ndarray) -> int | None:
-        """The steps of each env in a rollout until --max-episodes is reached; None if the rollout is whole.
-
-        `first`, bool [T, N], says where episodes of all envs ended.
-        """
-        if self._config.max_episodes is None:
-            return None
-        ended = self._episodes.episodes + np.cumsum(first.sum(axis=1))
-        rounds = int((ended < self._config.max_episodes).sum()) + 1
-        return rounds if rounds < len(first) else None
 
     def _cut_after(self, env_steps: int) -> None:
         """Ends the run so many env steps after its last update, without learning from them."""
@@ -263,14 +248,14 @@ class EnvLearner(Learner):
     # Metrics
 
     def episode_metrics(self) -> dict[str, float]:
-        """The `rollout/` metrics, in the order of progress.csv.
+        """The `rollout/` metrics and those of level replay, in the order of progress.csv.
 
         Means are over the last 100 episodes. `mean_reward` of an env step and `longest_episode` so far in env
         steps are only of the last update.
         """
         config, mean = self._config, self._episodes.mean_return
-        score = normalized_return(config.env, config.distribution_mode, mean)
-        return {
+        score = config.normalized(mean)
+        found = {
             "rollout/episode_return": mean,
             "rollout/episode_length": self._episodes.mean_length,
             "rollout/normalized_return": float("nan") if score is None else score,
@@ -278,6 +263,7 @@ class EnvLearner(Learner):
             "rollout/mean_reward": self._episodes.mean_reward,
             "rollout/longest_episode": self._episodes.longest,
         }
+        return found if self._levels is None else found | self._levels.metrics()
 
     def note_episodes(self, finished: FinishedEpisodes, env_steps: np.ndarray) -> None:
         """Notes finished episodes for episodes.csv, with the env steps [n] of the run at their ends."""
@@ -294,7 +280,9 @@ class EnvLearner(Learner):
 
         A column is the mean over all steps of the update whose info has the number.
         """
-        names = self._names_on_all(sorted(mine))
+        names = sorted(mine)
+        if self._runtime.num_workers > 1:
+            names = self._names_on_all(names)
         if not names:
             return {}
         none = np.zeros((2, len(self._runtime.local_envs(self._config.num_envs))))
@@ -304,8 +292,6 @@ class EnvLearner(Learner):
 
     def _names_on_all(self, mine: list[str]) -> list[str]:
         """The sorted names that any worker has. A collective."""
-        if self._runtime.num_workers == 1:
-            return mine
         text = json.dumps(mine).encode()
         sizes, sums = self._session.of_workers(len(text)), self._session.of_workers(zlib.crc32(text))
         if (sizes == sizes[0]).all() and (sums == sums[0]).all():
@@ -319,10 +305,9 @@ class EnvLearner(Learner):
     def deviation_metric(self, observations: np.ndarray, *remembered: np.ndarray) -> dict[str, float]:
         """The mean standard deviation of the policy at observations [B, *shape] of this worker's envs.
 
-        A recurrent policy also takes its memory [B, M]. Empty for policies without one. A collective.
+        Only for a network that `has_deviation`. A recurrent policy also takes its memory [B, M]. A
+        collective.
         """
-        if not self.agent.network.has_deviation:
-            return {}
         mine = self.agent.acting.deviations(observations, *remembered)
         return {_DEVIATION: float(self._runtime.gather_envs(mine).mean())}
 
@@ -356,7 +341,7 @@ class EnvLearner(Learner):
             "preset": config.preset,
             "length": _length(config),
             **self.agent.summary,
-            **_actors(config),
+            **(_actors(config) if config.is_ahead else {}),
             "network": f"{torso}, {width}{self.agent.num_parameters:,} parameters",
         }
         if (start := self._session.started_from) is not None:
@@ -496,7 +481,9 @@ class EnvLearner(Learner):
             }
         if hasattr(config, "learners"):
             found["learners"] = session.runtime.num_workers
-        return found | self._waits.means() | self.agent.results
+        if self._waits is not None:
+            found |= self._waits.means()
+        return found | self.agent.results
 
     def conclusion(self, outcome: Mapping[str, Any], stopped: str | None) -> Conclusion:
         """The reason for the end of the run, the returns, and commands that show them."""
@@ -504,7 +491,7 @@ class EnvLearner(Learner):
         if self._unseen_info and self.has_updated:
             keys = ", ".join(sorted(self._unseen_info))
             sentences.append(f"No info of the env had a number {keys}, so --log-info gave no column for it.")
-        if waits := self._waits.means():
+        if self._waits is not None and (waits := self._waits.means()):
             learner, actors = (f"{share:.0%}" for share in waits.values())
             sentences.append(f"The learner waited {learner} of the time, and the actors {actors}.")
         if outcome["solved"]:
@@ -650,8 +637,7 @@ def _env(config: RLSettings) -> dict[str, str]:
 
 
 def _actors(config: RLSettings) -> dict[str, str]:
-    if not (isinstance(config, DistributedSettings) and config.is_ahead):
-        return {}
+    assert isinstance(config, DistributedSettings)
     by = f"{config.actors} actors on Ray" if config.actors else "a thread"
     most = "at the most " if config.free_running else ""
     return {"actors": f"{by}, {most}{config.lag} updates behind"}

@@ -125,7 +125,9 @@ class OffPolicyLearner(EnvLearner):
             self._forget_sums(iteration.forgotten)
         self._session.step += 1
         self._lacking += (self._config.steps_per_env - iteration.done) * self._config.num_envs
-        metrics = self.deviation_metric(step.observation) | self.info_metrics(iteration.info)
+        metrics = self.info_metrics(iteration.info)
+        if self.agent.network.has_deviation:
+            metrics = self.deviation_metric(step.observation) | metrics
         iteration.seconds += self._count(began)
         self.write_episodes()
         return self._metrics(iteration) | metrics
@@ -135,7 +137,11 @@ class OffPolicyLearner(EnvLearner):
         config, session, replay = self._config, self._session, self.replay
         with self.agent.learning_in_background():
             steps = self._steps(iteration)
-            begin, left = iteration.done, self._episodes_left(iteration)
+            begin, left = iteration.done, math.inf
+            if config.max_episodes is not None and self._prefetch is None:
+                # After prefetched env steps, the iteration ends with them.
+                uncounted = self._ended(iteration.first[iteration.counted : begin])
+                left = config.max_episodes - self._episodes.episodes - uncounted
             for t in range(begin, config.steps_per_env):
                 env_steps = self.steps_done + (t + 1) * config.num_envs  # after this step
                 learns = env_steps % config.train_every < config.num_envs
@@ -233,7 +239,8 @@ class OffPolicyLearner(EnvLearner):
         began = time.perf_counter()
         learned = pending.wait()
         iteration.clock["learning"] += time.perf_counter() - began
-        self.replay.set_priorities(learned.rows, learned.errors)
+        if self._config.prioritized_replay:
+            self.replay.set_priorities(learned.rows, learned.errors)
         iteration.sums.update(learned.metrics)
         if not self._has_learned:  # after random steps, thousands a second, turns may take seconds each
             self._has_learned = True
@@ -294,13 +301,6 @@ class OffPolicyLearner(EnvLearner):
         rounds = iteration.counted + finished.rounds
         self.note_episodes(finished, self.steps_done + rounds * self._config.num_envs)
         iteration.counted = iteration.done
-
-    def _episodes_left(self, iteration: _Iteration) -> float:
-        """Episodes until --max-episodes; infinite without it, or if the env steps were taken before."""
-        if self._config.max_episodes is None or self._prefetch is not None:
-            return math.inf
-        uncounted = self._ended(iteration.first[iteration.counted : iteration.done])
-        return self._config.max_episodes - self._episodes.episodes - uncounted
 
     def _ended(self, first: np.ndarray) -> int:
         """The number of episodes that ended, of the flags bool [..., B] of all workers. A collective."""

@@ -42,8 +42,8 @@ class OnPolicyLearner(EnvLearner):
         self.envs, self._prefetch = make_envs(config, session, replicas=session.runtime.local_replicas)
         self.time_columns = (*_COLUMNS, *(self._prefetch.columns if self._prefetch else ()))
         self._rewards = RewardNormalizer(config.num_envs, config.reward_norm_gamma)
-        self._levels = LevelSampler.of(config)
-        if self._levels is not None:
+        if isinstance(config, LevelReplay) and config.level_replay:
+            self._levels = LevelSampler.of(config)
             self.callbacks = (*self.callbacks, callbacks.LevelScores(self._levels))
         self._observations: ObservationNormalizer | None = None
         self._spec = registry.specs(config)[0]
@@ -58,20 +58,34 @@ class OnPolicyLearner(EnvLearner):
         Nothing learns from a rollout that --max-episodes cuts. None if the update is not finished.
         """
         began = time.perf_counter()
-        self._may_be_cut()
+        if self._config.max_episodes is not None:
+            self._before = self._standing()
         rollout = self.collect()
         if self._cut_steps:
             self._count(began)
             self.write_episodes()
             return self.episode_metrics()
         metrics = self.learn(rollout)
-        self._score_levels(rollout)
-        metrics |= self.episode_metrics() | self._deviation(rollout)
+        if self._levels is not None:
+            self._score_levels(rollout)
+        metrics |= self.episode_metrics()
+        if self.agent.network.has_deviation:
+            last = [rollout.observations] + ([] if rollout.memory is None else [rollout.started_memory])
+            metrics |= self.deviation_metric(*(rollout.by_env(array[:, -1:])[0] for array in last))
         metrics |= self.info_metrics(rollout.info)
-        self._update_scaling(rollout)
+        if self._observations is not None and not self._config.normalize_random_steps:
+            self._update_scaling(self._observations, rollout)
         seconds = self._count(began)
         self.write_episodes()
-        metrics |= self._times(rollout, seconds)
+        waited = rollout.seconds if self._prefetch is None else self._prefetch.waited
+        metrics |= {
+            "time/env_steps_per_second": self._config.steps_per_update / seconds,
+            "time/rollout_seconds": rollout.seconds,
+            "time/update_seconds": seconds - waited,
+            "time/env_wait_fraction": rollout.env_wait_seconds / rollout.seconds,
+        }
+        if self._prefetch is not None:
+            metrics |= self._prefetch.metrics(self._session.step, rollout, seconds)
         return self._end_update(metrics)
 
     def _end_update(self, metrics: dict[str, float]) -> dict[str, float] | None:
@@ -88,7 +102,7 @@ class OnPolicyLearner(EnvLearner):
         session.phase("collecting")
 
         def on_step(t: int) -> None:
-            session.advance_to(self._at(_COLLECTING * t / config.num_steps))
+            session.advance_to((session.step + _COLLECTING * t / config.num_steps) * config.steps_per_update)
 
         if self._prefetch is not None:
             rollout = self._prefetched(self._prefetch)
@@ -108,7 +122,11 @@ class OnPolicyLearner(EnvLearner):
         local = np.stack([rollout.by_env(rollout.rewards), rollout.by_env(rollout.first).astype(np.float32)])
         rewards, first = self._runtime.gather_envs(local)  # [T, N] of all workers
         first = first.astype(bool)
-        rounds = self._last_round(first)
+        rounds = (
+            None
+            if self._config.max_episodes is None
+            else self._rounds_until(self._config.max_episodes, first)
+        )
         finished = self._episodes.add(rewards[:rounds], first[:rounds])
         self.note_episodes(finished, self.steps_done + finished.rounds * self._config.num_envs)
         if rounds is not None:
@@ -118,6 +136,15 @@ class OnPolicyLearner(EnvLearner):
         if self._config.normalize_rewards:
             rewards = self._rewards(rewards, first)
         rollout.rewards[:] = rollout.by_replica(rewards[:, self._indices])
+
+    def _rounds_until(self, most: int, first: np.ndarray) -> int | None:
+        """The steps of each env in a rollout until `most` episodes have ended; None if the rollout is whole.
+
+        `first`, bool [T, N], says where episodes of all envs ended.
+        """
+        ended = self._episodes.episodes + np.cumsum(first.sum(axis=1))
+        rounds = int((ended < most).sum()) + 1
+        return rounds if rounds < len(first) else None
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
         """Takes the gradient steps of the update, and shows the progress; returns the metrics.
@@ -129,67 +156,27 @@ class OnPolicyLearner(EnvLearner):
 
         def on_step(done: int) -> None:
             share = _COLLECTING + (1 - _COLLECTING) * done / steps
-            session.advance_to(self._at(share), steady=True)
+            session.advance_to((session.step + share) * self._config.steps_per_update, steady=True)
 
         try:
             return self.agent.update(rollout, session.step, on_step)
         except TrainingError as error:
             raise TrainingError(f"update {session.step + 1}: {error}; {session.kept()}") from None
 
-    def _times(self, rollout: Rollout, seconds: float) -> dict[str, float]:
-        """The metrics of `time_columns` for an update of these seconds."""
-        waited = rollout.seconds if self._prefetch is None else self._prefetch.waited
-        metrics = {
-            "time/env_steps_per_second": self._config.steps_per_update / seconds,
-            "time/rollout_seconds": rollout.seconds,
-            "time/update_seconds": seconds - waited,
-            "time/env_wait_fraction": rollout.env_wait_seconds / rollout.seconds,
-        }
-        if self._prefetch is not None:
-            metrics |= self._prefetch.metrics(self._session.step, rollout, seconds)
-        return metrics
-
     def _score_levels(self, rollout: Rollout) -> None:
         """Scores the levels of the rollout, with level replay. A collective."""
-        if self._levels is None or rollout.levels is None:
-            return
+        sampler = self._levels
+        assert sampler is not None and rollout.levels is not None
         begin = np.zeros_like(rollout.levels[:, :1])  # so that all arrays have T + 1 rows
         arrays = (
-            rollout.levels - self._levels.first_level,
+            rollout.levels - sampler.first_level,
             np.concatenate([rollout.first, begin], axis=1),
             np.concatenate([np.abs(self.agent.advantages), begin], axis=1),
         )
         local = np.stack([rollout.by_env(array).astype(np.float32) for array in arrays])
         levels, first, errors = self._runtime.gather_envs(local)
-        levels = levels.astype(np.int64) + self._levels.first_level
-        self._levels.update(levels, first[:-1] > 0, errors[:-1])
-
-    @property
-    def level_probabilities(self) -> np.ndarray | None:
-        """The probabilities of the levels of the next episodes, float64 [L]; None without level replay."""
-        return None if self._levels is None else self._levels.probabilities()
-
-    def episode_metrics(self) -> dict[str, float]:
-        """The `rollout/` metrics, and those of level replay."""
-        found = super().episode_metrics()
-        return found if self._levels is None else found | self._levels.metrics()
-
-    def summary(self) -> dict[str, str]:
-        """The learner's own rows of the table before training."""
-        config, found = self._config, super().summary()
-        if isinstance(config, LevelReplay) and config.level_replay:
-            how = f"temperature {config.level_temperature:g}, staleness {config.level_staleness:g}"
-            found["level replay"] = f"{config.num_levels:,} levels, {how}, {config.level_schedule}"
-        return found
-
-    def _deviation(self, rollout: Rollout) -> dict[str, float]:
-        """The `deviation_metric` after the last step of a rollout."""
-        last = [rollout.observations] + ([] if rollout.memory is None else [rollout.started_memory])
-        return self.deviation_metric(*(rollout.by_env(array[:, -1:])[0] for array in last))
-
-    def _at(self, share: float) -> float:
-        """The env steps to show when a share of the present update is done."""
-        return (self._session.step + share) * self._config.steps_per_update
+        levels = levels.astype(np.int64) + sampler.first_level
+        sampler.update(levels, first[:-1] > 0, errors[:-1])
 
     # Observations
 
@@ -202,15 +189,13 @@ class OnPolicyLearner(EnvLearner):
         self._scale_by(normalizer)
         return normalizer
 
-    def _update_scaling(self, rollout: Rollout) -> None:
+    def _update_scaling(self, normalizer: ObservationNormalizer, rollout: Rollout) -> None:
         """Adds the rollout to mean and deviation, after training has used the earlier ones."""
-        if self._observations is None or self._config.normalize_random_steps:
-            return
         numbers = self._spec.numbers(rollout.observations[:, :-1])
         mine = env_moments(rollout.by_env(numbers))  # [B, ...]
         everyone = self._runtime.gather_envs(np.moveaxis(mine, 0, -1))
-        self._observations.update(np.moveaxis(everyone, -1, 0), self._config.num_steps)
-        self._scale_by(self._observations)
+        normalizer.update(np.moveaxis(everyone, -1, 0), self._config.num_steps)
+        self._scale_by(normalizer)
 
     def _scale_by(self, normalizer: ObservationNormalizer) -> None:
         self.agent.set_observation_scaling(normalizer.mean, normalizer.scale)

@@ -26,7 +26,7 @@ from tfrl.workers import machine
 from tfrl.workers.data_parallel import pairwise_sum
 from tfrl.workers.rendezvous import rendezvous
 from tfrl.workers.tf_config import RESTARTED, TFConfig, close_to_network
-from tfrl.workers.watchdog import CONNECTING, LIFELESS, Watchdog, deadline
+from tfrl.workers.watchdog import CONNECTING, LIFELESS, NoWatchdog, Watchdog, deadline
 
 
 @dataclass(eq=False)
@@ -38,6 +38,8 @@ class Runtime:
       precision: "float32" or "bfloat16", resolved.
       parts_at_once: the number of parts that a replica computes at the same time (`tfrl.workers.machine`).
       replicas: the replicas of all workers; `local_replicas` counts those of this process.
+      is_chief: True if this worker writes the files of the run.
+      is_one_cpu: True if the strategy is for one replica, on a CPU.
     """
 
     strategy: tf.distribute.Strategy
@@ -50,11 +52,9 @@ class Runtime:
         self.replicas: int = self.strategy.num_replicas_in_sync
         self.local_replicas = self.replicas // self.num_workers
         self.uses_gpu = bool(tf.config.list_logical_devices("GPU"))
-
-    @property
-    def is_chief(self) -> bool:
-        """True if this worker writes the files of the run."""
-        return self.worker == 0
+        self.is_chief = self.worker == 0
+        one_device = isinstance(self.strategy, tf.distribute.OneDeviceStrategy)
+        self.is_one_cpu = one_device and not self.uses_gpu
 
     @property
     def device(self) -> str:
@@ -76,11 +76,6 @@ class Runtime:
         if self.uses_gpu and not config.micro_batch:
             return rows // self.replicas
         return _cpu_micro_batch(config, rows, self.replicas)
-
-    @property
-    def is_one_cpu(self) -> bool:
-        """True if the strategy is for one replica, on a CPU."""
-        return isinstance(self.strategy, tf.distribute.OneDeviceStrategy) and not self.uses_gpu
 
     # Values per replica
 
@@ -334,7 +329,7 @@ _STACK = re.compile(r"\s*($|Graph execution error:|Detected at node|File \")|\s"
 
 
 @contextlib.contextmanager
-def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, Watchdog]]:
+def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, Watchdog | NoWatchdog]]:
     """Does the rendezvous with the other workers, makes the strategy, and translates TensorFlow's errors.
 
     Before the rendezvous, a signal ends a worker at once, because it has nothing to save. Afterwards, signals
@@ -360,13 +355,17 @@ def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, 
         # Each worker says for whom it waits, because the chief, which has the display, may come last.
         rendezvous(cluster, mine, config.cluster_timeout, tell, restarted=RESTARTED in os.environ)
     addresses, worker = (cluster.workers, cluster.worker or 0) if cluster else (("here",), 0)
-    watchdog = Watchdog(config.run_dir / "heartbeats", addresses, worker, stall_timeout=config.stall_timeout)
+    watchdog: Watchdog | NoWatchdog = NoWatchdog()
+    if len(addresses) > 1:
+        folder, timeout = config.run_dir / "heartbeats", config.stall_timeout
+        watchdog = Watchdog(folder, addresses, worker, stall_timeout=timeout)
     log = config.run_dir / "tensorflow" / f"worker-{worker}.log"
     # With several workers, the last messages before a crash go into the log.
     together, quiet = len(addresses) > 1, contextlib.nullcontext if len(addresses) > 1 else quiet_start
     with held_back(), native_log(log, of_command=OURS.of_command) if together else contextlib.nullcontext():
         watchdog.beat(CONNECTING)
-        watchdog.start()
+        if isinstance(watchdog, Watchdog):
+            watchdog.start()
         try:
             patience = max(LIFELESS, config.cluster_timeout, config.stall_timeout)
             with deadline(patience) if together else contextlib.nullcontext(), quiet():
@@ -377,7 +376,8 @@ def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, 
             tf.config.run_functions_eagerly(config.eager)
             yield runtime, watchdog
         except tf.errors.OpError as error:
-            raise failure(error, len(addresses), watchdog.missing) from error
+            missing = watchdog.missing if isinstance(watchdog, Watchdog) else None
+            raise failure(error, missing) from error
         finally:
             tf.config.run_functions_eagerly(False)
             watchdog.close()
@@ -414,13 +414,13 @@ def fingerprint(config: Settings, *, evaluated: bool = False) -> dict[str, str]:
     }
 
 
-def failure(error: tf.errors.OpError, num_workers: int, missing: Callable[[], str]) -> TrainingError:
+def failure(error: tf.errors.OpError, missing: Callable[[], str] | None) -> TrainingError:
     """Translates an error of TensorFlow for the user: a PeerError if another worker is the cause.
 
-    `missing` then names the missing workers, as the beginning of a sentence.
+    `missing` then names the missing workers, as the beginning of a sentence; None: there are no others.
     """
     lines = [line.strip() for line in error.message.splitlines() if not _STACK.match(line)]
     reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-    if num_workers > 1 and type(error).__name__.removesuffix("Error") in _LOST_PEER:
+    if missing is not None and type(error).__name__.removesuffix("Error") in _LOST_PEER:
         return PeerError(f"{missing()}; TensorFlow says {reason}")
     return TrainingError(f"TensorFlow failed, {reason}")

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from tfrl.cli.endings import end_at_once
 from tfrl.cli.errors import PeerError
@@ -118,10 +119,9 @@ class Watchdog:
         self._forget()
 
     def start(self) -> None:
-        """Starts to watch in a separate thread. Has no effect with one worker."""
-        if len(self._addresses) > 1:
-            self._write()
-            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        """Starts to watch in a separate thread."""
+        self._write()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     # From the main thread
 
@@ -289,6 +289,16 @@ class Watchdog:
             return Heartbeat(**json.loads(self._path(worker).read_bytes()))
         except (OSError, ValueError, TypeError):  # there is none, or it is being written
             return None
+
+
+class NoWatchdog:
+    """The watchdog of a single process; it has the same methods and does nothing."""
+
+    def _skip(self, *_: Any) -> None:
+        """Does nothing."""
+
+    beat = measured = close = _skip
+    unhurried = contextlib.nullcontext
 
 
 @contextlib.contextmanager
