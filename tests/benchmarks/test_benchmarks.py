@@ -21,6 +21,7 @@ from benchmarks import (
     speed,
     throughput,
 )
+from benchmarks.turns import Side
 from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import TrainingError
 
@@ -82,6 +83,8 @@ from tfrl.cli.errors import TrainingError
         ("learning_gymnasium", ["--precision", "half"], "--precision must be one of auto"),
         ("learning_gymnasium", ["--plot", "curve.doc"], "--plot must be the name of a PNG file"),
         ("scaling", ["--updates", "0"], "--updates must be at least 1"),
+        ("turns", ["--minutes", "0"], "--minutes must be above 0"),
+        ("turns", ["--env", "nosuch"], "there is no env 'nosuch'"),
         ("scaling", ["--torso", "nosuch"], "is not a network of the zoo"),
         ("images", ["--model", "nosuch"], "is not a network of the zoo"),
         ("baselines", ["--model", "nosuch"], "is not a network of the zoo"),
@@ -89,6 +92,35 @@ from tfrl.cli.errors import TrainingError
 )
 def test_impossible_measurements_are_refused_at_once(module, flags, part):
     assert_refused(Answer(*flags, module=f"benchmarks.{module}"), part)
+
+
+TICKING = """
+import sys, time
+with open(sys.argv[1], "ab", buffering=0) as file:
+    while True:
+        file.write(b".")
+        time.sleep(0.01)
+"""
+
+
+def test_a_side_works_only_in_its_turns_and_counts_only_them(tmp_path):
+    done = tmp_path / "done"
+    done.touch()
+    process = subprocess.Popen([sys.executable, "-c", TICKING, done])
+    side = Side(process, lambda: done.stat().st_size)
+    try:
+        side.turn(1.0)
+        before = done.stat().st_size
+        time.sleep(1.0)
+        assert done.stat().st_size <= before + 1 and side.is_ready
+        side.turn(1.0)
+        assert done.stat().st_size > before
+        a_second, of_cpu = side.rates()
+        assert 0.3 * done.stat().st_size < a_second < 0.7 * done.stat().st_size, "about 2 s, and not 3"
+        assert of_cpu > a_second, "it sleeps"
+    finally:
+        process.kill()
+        process.wait()
 
 
 BUSY = """
