@@ -183,7 +183,7 @@ def _time_cable(gigabits: float) -> dict[int, float]:
 
 
 class Trained(NamedTuple):
-    """What short runs of a number of workers told.
+    """Results of short runs with a number of workers.
 
     Attributes:
       apart, together: the median seconds of an update, of as many runs of one worker at the same time, and of
@@ -225,6 +225,7 @@ def _train(workers: int, names: Sequence[str], options: Options, folder: Path) -
     finally:
         for other in others:
             other.terminate()
+            other.wait()
     if any(codes):
         raise TrainingError(f"training runs ended with exit codes {codes}.")
 

@@ -236,7 +236,9 @@ def quarter_table() -> str:
     Games with longer runs have no evaluation there. The last row has the means over games of the normalised
     returns, with standard errors.
     """
-    played = {run.config.env: [run] for run in map(runs.load, QUARTER.glob("*-seed*"))}
+    played: dict[str, list[runs.StoredRun]] = {}
+    for run in map(runs.load, sorted(QUARTER.glob("*-seed*"))):
+        played.setdefault(run.config.env, []).append(run)
     played |= {game: kept("ppo", game) for game in _GAMES if game not in played}
     rows, scores = [], {"train": [], "test": []}
     for game, found in sorted(played.items()):
@@ -253,7 +255,9 @@ def quarter_table() -> str:
                 ours = [run.final_return(level_set) for run in found]
                 theirs = [float(np.interp(_QUARTER, at, curve)) for curve in curves]
             cells += [_numbers(ours), _range(theirs), verdict(ours, theirs)]
-            low, high = score_range(game, "easy") or (0.0, 1.0)
+            ends = score_range(game, "easy")
+            assert ends is not None, game
+            low, high = ends
             of_set.append([(np.array(returns) - low) / (high - low) for returns in (ours, theirs)])
         rows.append([game, *cells])
     means = []

@@ -3,8 +3,8 @@
 The speed of a shared machine changes within minutes, so a run of each after the other compares different
 machines. Here both are processes of which one is stopped (SIGSTOP) while the other has all cores. The floor
 is `benchmarks.floors.keras_network`: for 512 frames, eight forward passes of 64 frames and as many gradients
-of 512 as PPO has epochs. It steps no envs and takes no steps of an optimizer. The trainer counts from the end
-of its first update, which compiles.
+of 512 as PPO has epochs, each with a step of Keras's Adam. It steps no envs and samples nothing. The trainer
+counts from the end of its first update, which compiles.
 """
 
 from __future__ import annotations
@@ -168,16 +168,21 @@ def repeat_floor(precision: str, epochs: int, done: str) -> None:
     """Repeats the floor without end; adds a byte to the file after each repetition."""
     from benchmarks.floors import frames, keras_network
 
-    import tensorflow as tf  # isort: skip  # after what `keras_network` sets
+    forward, gradient = keras_network(precision)
+    import keras  # after what `keras_network` sets
+    import tensorflow as tf
 
-    forward, gradient = (tf.function(function) for function in keras_network(precision))
     few, many = (tf.constant(frames(rows)) for rows in (_FORWARD_ROWS, _FRAMES))
+    learned, optimizer = [tf.Variable(array) for array in gradient(many)], keras.optimizers.Adam()
+    optimizer.build(learned)
+    forward, learn = tf.function(forward), tf.function(lambda x: optimizer.apply(gradient(x), learned))
     with Path(done).open("ab", buffering=0) as file:
         while True:
             for _ in range(_FRAMES // _FORWARD_ROWS):
                 forward(few)[1].numpy()
             for _ in range(epochs):
-                gradient(many)[0].numpy()
+                learn(many)
+            learned[0].numpy()
             file.write(b".")
 
 

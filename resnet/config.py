@@ -166,7 +166,7 @@ class Config(RunSettings, Learning, Task, settings.Settings):
             entry = resnet.entry(self.model, (size, size, 3))
         except ValueError as error:
             raise UserError(f"--model {error}") from None
-        plain = READER.kind(**READER.changes_of(self.preset))
+        plain = READER.of_preset(self.preset)
         lacking = ["normalization", "weight_decay"] if not entry.normalization else []
         for name in lacking if entry.has_width else [*lacking, "width"]:
             if (value := getattr(self, name)) != getattr(plain, name):

@@ -451,7 +451,7 @@ class ImageLearner(loop.Learner):
             for batch in self._share.batches(test, [data.Pass(np.arange(len(test)))]):
                 session.watchdog.beat()
                 yield batch
-                if session.stop.exit_code:
+                if session.stop.signalled:
                     break
 
         loss, self._hits = self.classifier.test(batches())

@@ -54,7 +54,14 @@ def main(arguments: Sequence[str]) -> int:
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("run", overflow="fold")
     table.add_column("state", overflow="fold")
-    for name in (runs.steps_title(loaded), "done", "return", "steps/s", "time left", "last row"):
+    for name in (
+        runs.steps_title(loaded) or "env steps",
+        "done",
+        "return",
+        "steps/s",
+        "time left",
+        "last row",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for cells in rows:
         table.add_row(*cells)

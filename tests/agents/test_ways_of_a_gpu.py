@@ -41,7 +41,7 @@ def learner(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("algorithm", "flags"),
     [
-        ("ppo", [*IMAGES, "--epochs", "2"]),
+        pytest.param("ppo", [*IMAGES, "--epochs", "2"], marks=pytest.mark.promise),
         ("ppo", [*IMAGES, "--epochs", "2", "--replicas", "2"]),
         ("ppo", ["--env", "Pendulum-v1", "--epochs", "2", "--num-envs", "32"]),
         ("impala", [*IMAGES, "--lag", "1"]),

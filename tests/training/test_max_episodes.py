@@ -34,7 +34,11 @@ def train(algorithm, logdir, name, **settings):
 
 @pytest.mark.parametrize(
     "algorithm",
-    ["ppo", *(pytest.param(name, marks=pytest.mark.long) for name in ("dqn", "reinforce", "impala"))],
+    [
+        "ppo",
+        *(pytest.param(name, marks=[pytest.mark.long, pytest.mark.promise]) for name in ("dqn", "reinforce")),
+        pytest.param("impala", marks=pytest.mark.long),
+    ],
 )
 def test_a_run_ends_at_the_env_step_of_the_last_episode(tmp_path, algorithm):
     run = train(algorithm, tmp_path, "run", max_episodes=23)

@@ -12,10 +12,10 @@ from tfrl import collect
 
 @pytest.mark.long
 @pytest.mark.promise
-@pytest.mark.parametrize("algorithm", ["bc"])
-def test_two_workers_end_with_the_weights_of_one(tmp_path, monkeypatch, algorithm):
+@pytest.mark.parametrize(("algorithm", "env"), [("bc", "CartPole-v1"), ("td3_bc", "Pendulum-v1")])
+def test_two_workers_end_with_the_weights_of_one(tmp_path, monkeypatch, algorithm, env):
     monkeypatch.chdir(tmp_path)
-    assert collect.main(["--random", "CartPole-v1", "--episodes", "8", "--out", "set"]) == 0
+    assert collect.main(["--random", env, "--episodes", "8", "--out", "set"]) == 0
     python = [sys.executable, "-m"]
     command = [*python, f"tfrl.{algorithm}", "--dataset", "set", "--env", "none", "--hidden", "16,16"]
     command += ["--total-steps", "40", "--iteration-steps", "20", "--run-name"]

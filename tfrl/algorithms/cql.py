@@ -152,8 +152,8 @@ class _ContinuousCQL(CQLAgent, SACAgent):
         uniform = tf.math.erf(noise[:, 0] / math.sqrt(2.0))  # of normal numbers
         actions = [rows["action"][:, None], uniform]  # [b, k, D] each
         log_densities = [tf.fill(tf.shape(uniform)[:2], -size * math.log(2.0))]  # [b, count] each
-        for place, seen in ((1, observations), (2, following)):
-            parameters = network.outputs(weights, seen)[0]
+        of_next = network.outputs(weights, following)[0]  # the policy's parameters
+        for place, parameters in ((1, network.outputs(weights, observations)[0]), (2, of_next)):
             policy: Any = network.distribution(tf.repeat(parameters, count, axis=0))
             sampled, log_prob = policy.sample_with_log_prob(tf.reshape(noise[:, place], (-1, size)))
             actions.append(tf.reshape(sampled, (-1, count, size)))
@@ -164,7 +164,7 @@ class _ContinuousCQL(CQLAgent, SACAgent):
         qs = tf.reshape(qs, (len(network.critics), -1, of_each))
         recorded, others = qs[:, :, 0], qs[:, :, 1:]
 
-        next_policy: Any = network.distribution(parameters)  # those of the next observations
+        next_policy: Any = network.distribution(of_next)
         next_actions, log_prob = next_policy.sample_with_log_prob(rows["noise"][:, :size])
         next_qs = network.qs(weights, TARGET, following, next_actions)
         alpha = tf.exp(weights["log_alpha"]) if config.soft_target else tf.constant(0.0)

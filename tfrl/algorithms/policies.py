@@ -15,7 +15,7 @@ from tfrl.cli.settings import Precision
 from tfrl.config.run import RLSettings
 from tfrl.experience import memory
 from tfrl.experience.collector import Collected, Collector, Versioned
-from tfrl.experience.levels import LevelReplay, LevelSampler
+from tfrl.experience.levels import LevelSampler
 from tfrl.experience.memory import Memory
 from tfrl.experience.replay import BufferSettings
 from tfrl.networks.weights import PolicySource
@@ -74,8 +74,7 @@ class RolloutActor(Behavior):
     def __init__(self, config: RLSettings, collector: Collector, precision: str, *, at_once: int) -> None:
         super().__init__(config, precision, at_once=at_once)
         self.collector = collector
-        replays = isinstance(config, LevelReplay) and config.level_replay
-        self._levels = LevelSampler.of(config) if replays else None
+        self._levels = LevelSampler.of(config)
         self._ended: float | None = None  # the end time of the last rollout
 
     def collect(
@@ -134,7 +133,7 @@ class SavedPolicy(Behavior):
 
     def memory(self, envs: int) -> Memory | None:
         """Makes the memory of this number of envs; None if the network is not recurrent."""
-        return memory.of_settings(self._config, envs) if self.acting.network.memory_size else None
+        return memory.of_settings(self._config, envs)
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
         """Actions [B, *shape] for observations [B, *shape] and noise float32 [B, K].

@@ -397,11 +397,7 @@ class PPOAgent(ActorCriticAgent):
         """Descriptions of an update, by title."""
         config = self._config
         envs = f"{config.num_envs} x {config.num_steps} steps an update, {config.epochs} epochs of "
-        found = {"envs": envs + f"{config.steps_per_epoch} minibatches of {config.rows_per_step:,}"}
-        if config.level_replay:
-            how = f"temperature {config.level_temperature:g}, staleness {config.level_staleness:g}"
-            found["level replay"] = f"{config.num_levels:,} levels, {how}, {config.level_schedule}"
-        return found
+        return {"envs": envs + f"{config.steps_per_epoch} minibatches of {config.rows_per_step:,}"}
 
     # Learning
 

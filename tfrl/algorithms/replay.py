@@ -274,7 +274,8 @@ class ReplayAgent(Agent):
       steps: the gradient steps on one batch by name, in order.
       reported: the names of their metrics, in order.
       acts_meanwhile: NumPy acts while gradient steps are under way, with the weights before them.
-      compiles_parts: XLA compiles the parts of a batch on CPUs, if the network is small.
+      compiles_parts: XLA compiles the parts of a batch on CPUs, if the network is small. With a single env,
+        whole gradient steps are one XLA program in any case.
     """
 
     compiles_parts: ClassVar[bool] = True
@@ -439,10 +440,7 @@ class ReplayAgent(Agent):
         fields = batch._asdict() | {"noise": noise}
         del fields["rows"]
         joined = self._join(fields).items()
-        replicas = self._runtime.local_replicas
-        # [K, B, b, ...] as [R, K, rows, ...] for R replicas.
-        arrays = {n: x.reshape(len(x), replicas, -1, *x.shape[3:]).swapaxes(0, 1) for n, x in joined}
-        rows = {name: self._runtime.per_replica(x) for name, x in arrays.items()}
+        rows = {name: self._runtime.per_replica(self._by_replica(x)) for name, x in joined}
         scale = learning_rate(config.lr_schedule, 1.0, iteration, config.num_updates)
         arguments = (rows, tf.constant([steps_done, count]), tf.constant(scale, tf.float32))
         if self._pending is not None:
@@ -495,6 +493,10 @@ class ReplayAgent(Agent):
             name: tf.reshape(part, (whole.shape[0], *shape))
             for part, (name, shape) in zip(parts, shapes.items(), strict=True)
         }
+
+    def _by_replica(self, x: np.ndarray) -> np.ndarray:
+        """[K, B, b, ...] as [R, K, rows, ...] for R replicas."""
+        return x.reshape(len(x), self._runtime.local_replicas, -1, *x.shape[3:]).swapaxes(0, 1)
 
     def _take_steps(
         self, rows: Mapping[str, Any], numbers: tf.Tensor, scale: tf.Tensor

@@ -168,6 +168,11 @@ class Requests:
         self.again = True
         return True
 
+    def begin(self) -> None:
+        """Forgets the requests of an earlier run of a user's program."""
+        if not self.of_command:
+            vars(self).update(vars(Requests()))
+
 
 OURS = Requests()
 """The requests of this process."""
@@ -251,8 +256,7 @@ class StopRequest:
     """Stores a request to stop until the loop reads it.
 
     Attributes:
-      exit_code: the exit code of the first signal, 130 or 143, after which the run will stop; 0 without a
-        signal. A stop file, however, may be removed again.
+      exit_code: the exit code of the first signal, 130 or 143; 0 without a signal.
       saved: set by the loop when everything is saved, so that ending loses nothing.
     """
 
@@ -285,8 +289,7 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        if not OURS.of_command:
-            vars(OURS).update(vars(Requests()))  # without those of an earlier run of the user's program
+        OURS.begin()
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -326,6 +329,11 @@ class StopRequest:
             _start(on_first, name)  # in a thread, because it may wait for a stream
         os.close(reader)
 
+    @property
+    def signalled(self) -> bool:
+        """True after a signal: the run will stop. A stop file, however, may be removed again."""
+        return bool(self.exit_code)
+
     def forget_file(self) -> None:
         """Removes the `stop` file. A folder of that name has no effect."""
         if self._stop_file.is_file():
@@ -333,8 +341,8 @@ class StopRequest:
 
     def votes(self) -> list[float]:
         """This worker's vote, NUM_VOTES numbers: 1 for its request to stop, otherwise 0."""
-        wanted = self.exit_code or self._stop_file.is_file()
-        return [float(bool(wanted) and self.exit_code == code) for code in _CODES]
+        wanted = self.signalled or self._stop_file.is_file()
+        return [float(wanted and self.exit_code == code) for code in _CODES]
 
 
 def _start(target: Callable[..., None], *args: Any) -> threading.Thread:

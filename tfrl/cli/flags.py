@@ -296,14 +296,20 @@ TIMEOUT_OR_NONE = Range(0, _SEASON)
 
 def check_ranges(config: DataclassInstance) -> None:
     """Raise UserError for the first number outside the range in its annotation. None is always allowed."""
-    hints = typing.get_type_hints(type(config), include_extras=True)
-    for name in (field.name for field in dataclasses.fields(config)):
+    for name, kind in field_types(type(config)).items():
         value = getattr(config, name)
-        for allowed in getattr(hints[name], "__metadata__", ()):
+        for allowed in getattr(kind, "__metadata__", ()):
             if value == ENDLESS and not allowed.holds(value):
                 raise UserError(f"{flag(name)} must be a whole number; got inf.")
             if value is not None and not allowed.holds(value):
                 raise UserError(f"{flag(name)} must be {allowed}; got {shown(value)}.")
+
+
+@functools.cache
+def field_types(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields by name, with their ranges."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 @functools.cache

@@ -364,12 +364,16 @@ class Reader(Generic[SettingsT]):
         # A failure with one worker is a failure with more workers, whose shares are fractions of its share.
         workers = getattr(config, "learners", 1)
         config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
-        plain = self.kind(**self.changes_of(config.preset))
+        plain = self.of_preset(config.preset)
         for name, why in config.ineffective.items():
             value = getattr(config, name)
             if value != getattr(plain, name):
                 spelled = flag(f"no_{name}" if value is False else name)
                 raise UserError(f"{spelled} has no effect {why}; leave it out.")
+
+    def of_preset(self, preset: str) -> SettingsT:
+        """The settings that a preset stands for."""
+        return self.kind(**self.changes_of(preset))
 
     def changes_of(self, preset: str) -> dict[str, Any]:
         """The settings that a preset changes in the defaults."""

@@ -114,9 +114,9 @@ class Unbreakable:
 
 
 def set_log_level(name: str) -> None:
-    """Shows messages of Python's logging and of TensorFlow from another --log-level than warning on.
+    """Shows messages of Python's logging and of TensorFlow from this --log-level on.
 
-    Call it before TensorFlow is imported.
+    Call it before TensorFlow is imported, and for another level than warning, which needs nothing.
     """
     logging.basicConfig(level=name.upper())
     logging.getLogger().setLevel(name.upper())

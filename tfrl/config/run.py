@@ -276,8 +276,6 @@ class Task(EnvSettings):
 
     def normalized(self, mean_return: float, ranges: str = "paper") -> float | None:
         """The normalised score of a return, by one of `published.RANGES`; None for envs without ranges."""
-        if self.env not in registry.FAMILIES["procgen"].names:
-            return None
         return published.normalized_return(self.env, self.distribution_mode, mean_return, ranges)
 
     @property

@@ -111,9 +111,7 @@ class GymnasiumVec:
         """Begins env i's next episode, and returns its first observation."""
         episode, env = self._episodes[i], self._envs[i]
         with self._resetting:
-            seed = None
-            if not (self._atari and episode > 0):
-                seed = _episode_seeds(*self._streams[i], episode // 64)[episode % 64]
+            seed = None if self._atari and episode > 0 else _episode_seed(*self._streams[i], episode)
             self._emulators[i] = emulator_state(env) if seed is None else {}
             options = {} if self.levels is None else {"options": {"level": int(self.levels[i])}}
             shown, info = env.reset(seed=seed, **options)
@@ -316,9 +314,13 @@ def _repeated(play: _Play, times: int) -> _Play:
     return step
 
 
+def _episode_seed(seed: int, env: int, episode: int) -> int:
+    """The seed, below 2**31, of an episode of env `env` of the global vector."""
+    return _episode_seeds(seed, env, episode // 64)[episode % 64]
+
+
 @functools.lru_cache(maxsize=8192)
 def _episode_seeds(seed: int, env: int, block: int) -> list[int]:
-    """The seeds, below 2**31, of a block of 64 episodes of env `env` of the global vector."""
     # Seeds are drawn in blocks, because a SeedSequence takes longer than the reset of many envs.
     words = np.random.SeedSequence(seed, spawn_key=(env, block)).generate_state(64)
     return (words >> 1).tolist()

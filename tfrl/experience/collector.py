@@ -5,7 +5,6 @@ This file does not import TensorFlow, so a process that only steps envs starts q
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,8 +83,9 @@ class _Group:
         return array.reshape(self.replicas, -1, *array.shape[1:])
 
     def noise(self, rows: np.ndarray) -> np.ndarray:
-        """The correlated noise [R, B, K] of this step's actions, from random numbers [R, B, K]."""
-        assert self.correlated is not None
+        """The noise [R, B, K] of this step's actions, from random numbers [R, B, K]."""
+        if self.correlated is None:
+            return rows
         return self.by_replica(self.correlated.next(rows.reshape(-1, rows.shape[-1]), self.first))
 
     def get_state(self) -> list[bytes]:
@@ -154,11 +154,7 @@ class Collector:
         for half in range(halves):
             columns = slice(half * width, (half + 1) * width)
             mine, envs = by_replica[:, columns].reshape(-1).tolist(), replicas * width
-            noise = remembered = None
-            if getattr(config, "memory", "none") != "none":
-                remembered = memory.of_settings(config, envs)
-            if correlation := getattr(config, "noise_correlation", 0.0):
-                noise = CorrelatedNoise(correlation, envs, math.prod(registry.specs(config)[1].shape))
+            noise, remembered = memory.correlated_noise(config, envs), memory.of_settings(config, envs)
             env = registry.make(spec, mine)
             levels = env.levels.copy() if spec.level_replay else None
             self._groups.append(_Group(env, mine, columns, replicas, noise, remembered, levels))
@@ -211,9 +207,7 @@ class Collector:
             for group in self._groups:
                 observations = self._observe(group, t, rollout)
                 remembered = [] if group.memory is None else [group.by_replica(group.memory.values)]
-                drawn = noise[t, :, group.columns]
-                if group.correlated is not None:
-                    drawn = group.noise(drawn)
+                drawn = group.noise(noise[t, :, group.columns])
                 actions, extras = policy.sample(observations, drawn, *remembered)
                 if group.memory is not None:
                     states = extras.pop("state")

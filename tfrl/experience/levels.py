@@ -72,8 +72,10 @@ class LevelSampler:
         self.stale, self.episodes = np.zeros(levels, np.int64), np.zeros(levels, np.int64)
 
     @classmethod
-    def of(cls, config: Any) -> LevelSampler:
-        """The sampler of the settings of a run with --level-replay."""
+    def of(cls, config: Any) -> LevelSampler | None:
+        """The sampler of a run's settings; None without --level-replay."""
+        if not getattr(config, "level_replay", False):
+            return None
         return cls(
             config.num_levels,
             config.start_level,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -64,9 +65,10 @@ class Memory(Carried):
         self.values = np.where(first[:, None], np.float32(0), self.values)
 
 
-def of_settings(config: RLSettings, envs: int) -> Memory:
-    """The memory of `envs` envs for settings with a --memory."""
-    assert isinstance(config, NetworkSettings)
+def of_settings(config: RLSettings, envs: int) -> Memory | None:
+    """The memory of `envs` envs for these settings; None without --memory."""
+    if not isinstance(config, NetworkSettings) or config.memory == "none":
+        return None
     return Memory(envs, config.state_size, registry.specs(config)[1] if config.memory_inputs else None)
 
 
@@ -100,3 +102,11 @@ class CorrelatedNoise(Carried):
         continued = self._correlation * self.values + self._rest * drawn
         self.values = np.where(first[:, None] | np.isnan(self.values), drawn, continued)
         return np.concatenate([self.values, rows[:, size:]], axis=1)
+
+
+def correlated_noise(config: RLSettings, envs: int) -> CorrelatedNoise | None:
+    """Makes the noise for --noise-correlation; returns None if the noise of steps is independent."""
+    correlation = getattr(config, "noise_correlation", 0.0)
+    if not correlation:
+        return None
+    return CorrelatedNoise(correlation, envs, math.prod(registry.specs(config)[1].shape))

@@ -62,9 +62,9 @@ def _traced_for_xla(function: Callable[..., Any]) -> Callable[..., Any]:
 def not_inlined(function: Callable[..., Any]) -> Any:
     """Compiles a function that stays a graph of its own within the loops that call it.
 
-    For gradients of image networks on CPUs. In a loop over gradient steps, TensorFlow 2.21 uses oneDNN's
-    gradient of max pooling only if it visits the pooling first, and the memory addresses of graph nodes
-    decide that. About one process in a hundred uses Eigen's gradient, which rounds differently.
+    For gradients that XLA does not compile, on CPUs. In a loop over gradient steps, TensorFlow 2.21 uses
+    oneDNN's gradient of max pooling only if it visits the pooling first, and the memory addresses of graph
+    nodes decide that. About one process in a hundred uses Eigen's gradient, which rounds differently.
     """
     return graph(function, experimental_attributes={"_noinline": True})
 

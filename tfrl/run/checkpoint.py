@@ -203,7 +203,7 @@ class CheckpointStore:
                 for shard, path in written
             ]
             listed = {SHARDS: pack_json(entries)} if entries else {}  # a worker lists its shards in its part
-            own = _file_names(self._num_workers)[1 + self._worker]
+            own = _part_name(self._worker, self._num_workers)
             files.write_synced(staged / own, encode({**state.parts[0], **listed}))
 
         def commit() -> None:
@@ -238,7 +238,7 @@ class CheckpointStore:
         for name in _file_names(self._num_workers):
             data, arrays = _arrived(staged / name)
             entries[name] = {"bytes": len(data), "sha256": _sha256(data)}
-            for each in unpack_json(arrays[SHARDS]) if SHARDS in arrays else ():
+            for each in _listed_shards(arrays):
                 path = self._shards / each["file"]
                 if not path.is_file() or path.stat().st_size != each["bytes"]:
                     raise FaultError(f"{path} did not arrive, and all workers must share one disk")
@@ -389,9 +389,13 @@ class CheckpointStore:
 # The files of one checkpoint
 
 
+def _part_name(worker: int, num_workers: int) -> str:
+    return f"worker-{worker:05d}-of-{num_workers:05d}.npz"
+
+
 def _file_names(num_workers: int) -> list[str]:
     """The files that a manifest lists: the learner's, and all workers' parts."""
-    return [LEARNER, *(f"worker-{worker:05d}-of-{num_workers:05d}.npz" for worker in range(num_workers))]
+    return [LEARNER, *(_part_name(worker, num_workers) for worker in range(num_workers))]
 
 
 def _sha256(data: bytes) -> str:
@@ -463,6 +467,11 @@ def _is_whole(folder: Path, update: int) -> bool:
     return True
 
 
+def _listed_shards(part: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """The entries of a worker's shards in its part: name of the file, size in bytes, what it is about."""
+    return unpack_json(part[SHARDS]) if SHARDS in part else []
+
+
 def _needed_shards(folder: Path) -> Iterable[str]:
     """The files of a checkpoint's shards; none for a damaged checkpoint, which cannot be resumed.
 
@@ -476,8 +485,7 @@ def _needed_shards(folder: Path) -> Iterable[str]:
 
 def _find_shards(parts: Iterable[Mapping[str, np.ndarray]], folder: Path) -> list[CheckpointShard]:
     """The verified shards of all workers, each once. Raises FaultError and OSError."""
-    listed = (each for part in parts if SHARDS in part for each in unpack_json(part[SHARDS]))
-    entries = {each["file"]: each for each in listed}
+    entries = {each["file"]: each for part in parts for each in _listed_shards(part)}
     for name, entry in entries.items():
         digest, size = hashlib.sha256(), 0
         with (folder / name).open("rb") as file:

@@ -31,12 +31,12 @@ from tfrl.run.checkpoint import (
 from tfrl.run.console import Console
 from tfrl.run.metrics import MetricsWriter, NullMetricsWriter
 from tfrl.workers.strategy import Runtime
-from tfrl.workers.watchdog import NoWatchdog, Watchdog
+from tfrl.workers.watchdog import NoWatchdog
 
 
 @contextlib.contextmanager
 def open_session(
-    config: Settings, runtime: Runtime, watchdog: Watchdog | NoWatchdog, console: Console
+    config: Settings, runtime: Runtime, watchdog: NoWatchdog, console: Console
 ) -> Iterator[Session]:
     """Makes a session, and answers signals within the context.
 
@@ -85,7 +85,7 @@ class Session:
         runtime: Runtime,
         console: Console,
         stop: StopRequest,
-        watchdog: Watchdog | NoWatchdog,
+        watchdog: NoWatchdog,
     ) -> None:
         self.runtime = runtime
         self.console = console

@@ -69,10 +69,8 @@ def evaluate(config: RLSettings, session: Session, player: Player) -> dict[str, 
         # Returns, lengths and solved flags. Every worker fills in those of its envs.
         found = np.zeros((3, num_envs, each))
         if mine:
-            spec = level_spec(config, level_set, num_envs)
-            played = play(
-                player, spec, mine, episodes_each=each, broken_off=lambda: bool(session.stop.exit_code)
-            )
+            spec, stopped = level_spec(config, level_set, num_envs), lambda: session.stop.signalled
+            played = play(player, spec, mine, episodes_each=each, broken_off=stopped)
             found[:, mine] = played.returns, played.lengths, played.solved
         session.phase(f"gathering episodes{levels}")  # other workers may still be playing
         session.raise_if_stopped()  # before the results are used: some episodes may be incomplete
@@ -113,7 +111,7 @@ def of_run(config: RLSettings, session: Session, network: Network) -> list[Callb
 class EnvFacts(Callback):
     """Prints notes and warnings about an env of Gymnasium, and writes the facts that a policy needs.
 
-    Only the chief does.
+    Only the chief prints and writes.
     """
 
     def __init__(self, config: RLSettings, session: Session) -> None:

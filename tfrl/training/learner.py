@@ -190,7 +190,7 @@ class EnvLearner(Learner):
 
     def memory(self, envs: int) -> Memory | None:
         """The memory of this number of evaluation envs; None if the policy is not recurrent."""
-        return memory.of_settings(self._config, envs) if self.agent.network.memory_size else None
+        return memory.of_settings(self._config, envs)
 
     def weights(self) -> dict[str, np.ndarray]:
         """The agent's weights by name."""

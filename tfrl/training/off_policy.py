@@ -125,9 +125,10 @@ class OffPolicyLearner(EnvLearner):
             self._forget_sums(iteration.forgotten)
         self._session.step += 1
         self._lacking += (self._config.steps_per_env - iteration.done) * self._config.num_envs
-        metrics = self.info_metrics(iteration.info)
+        metrics: dict[str, float] = {}
         if self.agent.network.has_deviation:
-            metrics = self.deviation_metric(step.observation) | metrics
+            metrics |= self.deviation_metric(step.observation)
+        metrics |= self.info_metrics(iteration.info)
         iteration.seconds += self._count(began)
         self.write_episodes()
         return self._metrics(iteration) | metrics

@@ -42,8 +42,8 @@ class OnPolicyLearner(EnvLearner):
         self.envs, self._prefetch = make_envs(config, session, replicas=session.runtime.local_replicas)
         self.time_columns = (*_COLUMNS, *(self._prefetch.columns if self._prefetch else ()))
         self._rewards = RewardNormalizer(config.num_envs, config.reward_norm_gamma)
-        if isinstance(config, LevelReplay) and config.level_replay:
-            self._levels = LevelSampler.of(config)
+        self._levels = LevelSampler.of(config)
+        if self._levels is not None:
             self.callbacks = (*self.callbacks, callbacks.LevelScores(self._levels))
         self._observations: ObservationNormalizer | None = None
         self._spec = registry.specs(config)[0]
@@ -122,11 +122,7 @@ class OnPolicyLearner(EnvLearner):
         local = np.stack([rollout.by_env(rollout.rewards), rollout.by_env(rollout.first).astype(np.float32)])
         rewards, first = self._runtime.gather_envs(local)  # [T, N] of all workers
         first = first.astype(bool)
-        rounds = (
-            None
-            if self._config.max_episodes is None
-            else self._rounds_until(self._config.max_episodes, first)
-        )
+        rounds = self._rounds_until(self._config.max_episodes, first)
         finished = self._episodes.add(rewards[:rounds], first[:rounds])
         self.note_episodes(finished, self.steps_done + finished.rounds * self._config.num_envs)
         if rounds is not None:
@@ -137,11 +133,13 @@ class OnPolicyLearner(EnvLearner):
             rewards = self._rewards(rewards, first)
         rollout.rewards[:] = rollout.by_replica(rewards[:, self._indices])
 
-    def _rounds_until(self, most: int, first: np.ndarray) -> int | None:
+    def _rounds_until(self, most: int | None, first: np.ndarray) -> int | None:
         """The steps of each env in a rollout until `most` episodes have ended; None if the rollout is whole.
 
         `first`, bool [T, N], says where episodes of all envs ended.
         """
+        if most is None:
+            return None
         ended = self._episodes.episodes + np.cumsum(first.sum(axis=1))
         rounds = int((ended < most).sum()) + 1
         return rounds if rounds < len(first) else None
@@ -177,6 +175,14 @@ class OnPolicyLearner(EnvLearner):
         levels, first, errors = self._runtime.gather_envs(local)
         levels = levels.astype(np.int64) + sampler.first_level
         sampler.update(levels, first[:-1] > 0, errors[:-1])
+
+    def summary(self) -> dict[str, str]:
+        """The learner's own rows of the table before training."""
+        config, found = self._config, super().summary()
+        if isinstance(config, LevelReplay) and config.level_replay:
+            how = f"temperature {config.level_temperature:g}, staleness {config.level_staleness:g}"
+            found["level replay"] = f"{config.num_levels:,} levels, {how}, {config.level_schedule}"
+        return found
 
     # Observations
 

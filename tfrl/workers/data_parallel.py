@@ -146,8 +146,8 @@ class DataParallel:
       tau: the step of the target networks towards the weights: target <- (1 - tau) target + tau weights.
       compiled: XLA compiles the parts and the optimizer. This is faster for small layers and on GPUs, and
         five times slower for convolutions on a CPU. On GPUs it always compiles the optimizer.
-      compiles_parts: False: XLA does not compile the parts. On a CPU, XLA computes one part after the other,
-        where operations have one thread each; TensorFlow computes several at once.
+      compiles_parts: False: XLA does not compile the parts. On a CPU with as many parts as cores or more,
+        TensorFlow's own operations of several parts then overlap more, and large parts are faster.
 
     Attributes:
       runtime: the same.

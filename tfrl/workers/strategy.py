@@ -39,7 +39,6 @@ class Runtime:
       parts_at_once: the number of parts that a replica computes at the same time (`tfrl.workers.machine`).
       replicas: the replicas of all workers; `local_replicas` counts those of this process.
       is_chief: True if this worker writes the files of the run.
-      is_one_cpu: True if the strategy is for one replica, on a CPU.
     """
 
     strategy: tf.distribute.Strategy
@@ -53,8 +52,6 @@ class Runtime:
         self.local_replicas = self.replicas // self.num_workers
         self.uses_gpu = bool(tf.config.list_logical_devices("GPU"))
         self.is_chief = self.worker == 0
-        one_device = isinstance(self.strategy, tf.distribute.OneDeviceStrategy)
-        self.is_one_cpu = one_device and not self.uses_gpu
 
     @property
     def device(self) -> str:
@@ -76,6 +73,11 @@ class Runtime:
         if self.uses_gpu and not config.micro_batch:
             return rows // self.replicas
         return _cpu_micro_batch(config, rows, self.replicas)
+
+    @property
+    def is_one_cpu(self) -> bool:
+        """True if the strategy is for one replica, on a CPU."""
+        return isinstance(self.strategy, tf.distribute.OneDeviceStrategy) and not self.uses_gpu
 
     # Values per replica
 
@@ -329,7 +331,7 @@ _STACK = re.compile(r"\s*($|Graph execution error:|Detected at node|File \")|\s"
 
 
 @contextlib.contextmanager
-def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, Watchdog | NoWatchdog]]:
+def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, NoWatchdog]]:
     """Does the rendezvous with the other workers, makes the strategy, and translates TensorFlow's errors.
 
     Before the rendezvous, a signal ends a worker at once, because it has nothing to save. Afterwards, signals
@@ -355,7 +357,7 @@ def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, 
         # Each worker says for whom it waits, because the chief, which has the display, may come last.
         rendezvous(cluster, mine, config.cluster_timeout, tell, restarted=RESTARTED in os.environ)
     addresses, worker = (cluster.workers, cluster.worker or 0) if cluster else (("here",), 0)
-    watchdog: Watchdog | NoWatchdog = NoWatchdog()
+    watchdog = NoWatchdog()
     if len(addresses) > 1:
         folder, timeout = config.run_dir / "heartbeats", config.stall_timeout
         watchdog = Watchdog(folder, addresses, worker, stall_timeout=timeout)
@@ -364,8 +366,7 @@ def join(config: Settings, cluster: TFConfig | None) -> Iterator[tuple[Runtime, 
     together, quiet = len(addresses) > 1, contextlib.nullcontext if len(addresses) > 1 else quiet_start
     with held_back(), native_log(log, of_command=OURS.of_command) if together else contextlib.nullcontext():
         watchdog.beat(CONNECTING)
-        if isinstance(watchdog, Watchdog):
-            watchdog.start()
+        watchdog.start()
         try:
             patience = max(LIFELESS, config.cluster_timeout, config.stall_timeout)
             with deadline(patience) if together else contextlib.nullcontext(), quiet():

@@ -89,7 +89,20 @@ class _Peer:
             self.alive = now
 
 
-class Watchdog:
+class NoWatchdog:
+    """The watchdog of a single process, which nobody waits for: it does nothing."""
+
+    def _skip(self, *_: Any) -> None:
+        """Does nothing."""
+
+    start = beat = measured = close = _skip
+
+    def unhurried(self) -> contextlib.AbstractContextManager[None]:
+        """A context for code that may take as long as it likes."""
+        return contextlib.nullcontext()
+
+
+class Watchdog(NoWatchdog):
     """Watches all workers from one worker.
 
     Args:
@@ -289,16 +302,6 @@ class Watchdog:
             return Heartbeat(**json.loads(self._path(worker).read_bytes()))
         except (OSError, ValueError, TypeError):  # there is none, or it is being written
             return None
-
-
-class NoWatchdog:
-    """The watchdog of a single process; it has the same methods and does nothing."""
-
-    def _skip(self, *_: Any) -> None:
-        """Does nothing."""
-
-    beat = measured = close = _skip
-    unhurried = contextlib.nullcontext
 
 
 @contextlib.contextmanager
