@@ -74,7 +74,9 @@ def reader_of(agent: Any) -> Reader:
     kind = getattr(agent, "settings", None)
     name = getattr(agent, "__name__", repr(agent))
     if not (isinstance(kind, type) and issubclass(kind, Settings)):
-        raise UserError(f"{name} must have `settings`, a dataclass such as tfrl.algorithms.ppo.Config.")
+        raise UserError(
+            f"{name} must have `settings`, a dataclass such as the Config of tfrl.algorithms.ppo or .dqn."
+        )
     if not (hasattr(agent, "defaults") and hasattr(agent, "env")):
         raise UserError(f"{name} must extend tfrl.algorithms.algorithm.Agent.")
     package, _, module = agent.__module__.rpartition(".")

@@ -204,14 +204,20 @@ class SACAgent(ReplayAgent):
         return self._with_temperature(weights, loss, q_learning.categorical_entropy(log_probs), target)
 
     def _combined(self, qs: tf.Tensor) -> tf.Tensor:
-        """The values [N, ...] of which targets and actor take the smallest: of all critics, or their mean."""
+        """The values [N, ...] of which targets and actor then take the smallest.
+
+        Those of all critics, or one row with their mean, as --critics says.
+        """
         takes_mean = self._discrete if self._config.critics == "auto" else self._config.critics == "mean"
         return tf.reduce_mean(qs, axis=0, keepdims=True) if takes_mean else qs
 
     def _with_temperature(
         self, weights: Weights, loss: tf.Tensor, entropy: tf.Tensor, target: float | tf.Tensor
     ) -> Losses:
-        """The losses of the actor and the temperature; neither has a gradient in the other's weights."""
+        """The losses of the actor and the temperature.
+
+        Neither has a gradient in the other's weights, because `q_learning` stops it.
+        """
         log_alpha = weights[_LOG_ALPHA]
         both = loss + q_learning.temperature_loss(log_alpha, entropy, target)
         alpha, aim = (tf.broadcast_to(x, tf.shape(loss)) for x in (tf.exp(log_alpha), target))

@@ -115,7 +115,10 @@ class ObservationNormalizer:
         self._set_moments(np.zeros(size), np.ones(size))
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """Normalises raw observations, float32 [..., D]."""
+        """Normalises raw observations, float32 [..., D], as a network does by itself with these constants.
+
+        That is `ObservationScaling` of tfrl/networks/actor_critic.py; training calls nothing else.
+        """
         return np.clip((observations - self.mean) * self.scale, -OBSERVATION_CLIP, OBSERVATION_CLIP)
 
     def update(self, all_env_moments: np.ndarray, num_steps: int) -> None:
