@@ -35,6 +35,7 @@ from tfrl.run.metrics import PROGRESS_FILE
 _FRAMES = 512  # of a repetition of the floor
 _FORWARD_ROWS = 64
 _LOOK_SECONDS = 0.05
+_TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds of processor time
 _ENDLESS = 1_000_000_000  # env steps; the run is killed
 
 
@@ -98,7 +99,7 @@ class Side:
             raise TrainingError("the turns were too short to count; give more --minutes.")
         first, last = self._marks[0], self._marks[-1]
         frames = last[0] - first[0]
-        return frames / (last[1] - first[1]), frames / (last[2] - first[2])
+        return frames / (last[1] - first[1]), frames / max(last[2] - first[2], _TICK)
 
 
 def main(options: Options) -> None:
