@@ -9,13 +9,13 @@ import importlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfrl.cli import endings
 from tfrl.training import command
-from tfrl.workers.watchdog import Watchdog
+from tfrl.workers.watchdog import NoWatchdog, Watchdog
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -23,17 +23,22 @@ def main(arguments: Sequence[str]) -> int:
     folder, module, *flags = arguments
     index = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
     notes = os.open(Path(folder) / f"worker-{index}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    beat, lead = Watchdog.beat, command.launch_workers
+    lead = command.launch_workers
 
-    def note_and_beat(self: Watchdog, phase: str | None = None, update: int | None = None) -> None:
-        if update is not None:
-            os.write(notes, f"{time.monotonic():.6f} {os.getpid()} {update} {phase}\n".encode())
-        beat(self, phase, update)
+    def noting(beat: Callable[..., None]) -> Callable[..., None]:
+        def note_and_beat(self: NoWatchdog, phase: str | None = None, update: int | None = None) -> None:
+            if update is not None:
+                os.write(notes, f"{time.monotonic():.6f} {os.getpid()} {update} {phase}\n".encode())
+            beat(self, phase, update)
+
+        return note_and_beat
 
     def lead_noting(config: Any, _: str, __: Sequence[str]) -> int:
         return lead(config, __spec__.name, arguments)
 
-    Watchdog.beat, command.launch_workers = note_and_beat, lead_noting
+    for kind in (Watchdog, NoWatchdog):  # of several workers, and of one
+        kind.beat = noting(kind.beat)
+    command.launch_workers = lead_noting
     return importlib.import_module(module).main(flags)
 
 
