@@ -6,8 +6,9 @@
 2. Training: 2 runs of one worker each at the same time, then one run of 2 workers, in turn; 4 and 4 in the
    same way. Each worker is held to one core and has the same number of envs. So the runs apart share
    memory, caches and, where cores are threads, arithmetic as the workers of one run do, and the ratio of
-   their times, the measured weak-scaling efficiency, is the price of training together. The runs apart
-   also tell the compute time of an update.
+   their times, the measured weak-scaling efficiency, is the price of training together. Cores differ in
+   speed, and all workers wait for the slowest one in each minibatch, so the ratio of the time of the slowest
+   run apart is given, too. The runs apart also tell the compute time of an update.
 3. Prediction: efficiency = C / (C + sums * t(W, n)) with a message delay and a link's rate of a real network,
    for 2 to 512 workers. It leaves out stragglers: each update waits for the slowest worker.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 import json
 import os
 import statistics
@@ -95,6 +97,7 @@ def main(options: Options) -> None:
         "update_seconds_apart": {workers: found.apart for workers, found in trained.items()},
         "update_seconds_together": {workers: found.together for workers, found in trained.items()},
         "weak_scaling": {workers: found.apart / found.together for workers, found in trained.items()},
+        "weak_scaling_to_slowest": {n: found.slowest / found.together for n, found in trained.items()},
         "all_reduce_share": {
             workers: sums * ring_seconds(workers, size, delay, per_byte) / found.together
             for workers, found in trained.items()
@@ -188,26 +191,33 @@ class Trained(NamedTuple):
     Attributes:
       apart, together: the median seconds of an update, of as many runs of one worker at the same time, and of
         one run of all of them.
+      slowest: the median seconds of an update of the slowest of the runs apart, the median over the rounds.
       parameters: of the network.
     """
 
     apart: float
     together: float
+    slowest: float
     parameters: int
 
 
 def _train_in_turn(workers: int, options: Options, folder: Path) -> Trained:
     """Runs apart and together by turns."""
     seconds: dict[bool, list[float]] = {True: [], False: []}
+    slowest = []
     for place in range(options.rounds):
         for together, found in seconds.items():
             of_turn = folder / f"{workers}-{place}-{together}"
             names = ["run"] if together else [f"run-{core}" for core in range(workers)]
             _train(workers if together else 1, names, options, of_turn)
-            found += [second for name in names for second in _update_seconds(of_turn / name)]
+            of_runs = [_update_seconds(of_turn / name) for name in names]
+            found += itertools.chain(*of_runs)
+            if not together:
+                slowest.append(max(map(statistics.median, of_runs)))
     with np.load(of_turn / names[0] / "export" / "weights.npz") as weights:
         parameters = sum(weights[name].size for name in weights.files)
-    return Trained(statistics.median(seconds[False]), statistics.median(seconds[True]), parameters)
+    medians = (statistics.median(found) for found in (seconds[False], seconds[True], slowest))
+    return Trained(*medians, parameters)
 
 
 def _train(workers: int, names: Sequence[str], options: Options, folder: Path) -> None:
@@ -284,7 +294,8 @@ def _show(figures: Mapping) -> None:
     )
     for workers, found in figures["weak_scaling"].items():
         console.print(
-            f"{workers} workers of a run against {workers} runs of one worker: efficiency {found:.2f}, "
+            f"{workers} workers of a run against {workers} runs of one worker: efficiency {found:.2f} "
+            f"({figures['weak_scaling_to_slowest'][workers]:.2f} against the slowest of these), "
             f"all-reduce {figures['all_reduce_share'][workers]:.1%} of an update (an estimate)"
         )
     table = Table(title="predicted weak-scaling efficiency, without stragglers")
