@@ -422,7 +422,7 @@ class ReplayAgent(Agent):
         """Starts gradient steps on K batches of this worker's envs; does not wait for them on a CPU if NumPy
         acts meanwhile.
 
-        Only one call is under way: before these gradient steps begin, it waits for those of the call before.
+        These gradient steps follow those of the call before, whose end it waits for.
 
         With a single env, a small network acts in NumPy, and acts with the weights before these gradient
         steps until the end of `PendingSteps.wait`. Otherwise the agent acts with the newest weights at once.
@@ -443,8 +443,6 @@ class ReplayAgent(Agent):
         rows = {name: self._runtime.per_replica(self._by_replica(x)) for name, x in joined}
         scale = learning_rate(config.lr_schedule, 1.0, iteration, config.num_updates)
         arguments = (rows, tf.constant([steps_done, count]), tf.constant(scale, tf.float32))
-        if self._pending is not None:
-            self._pending.wait()
         if self._traced_steps is None:
             # A run has one trace, and TensorFlow's own search for it takes longer than a small network.
             # With --eager it has none.
@@ -453,7 +451,9 @@ class ReplayAgent(Agent):
                 self._traced_steps = self._compiled_steps.get_concrete_function(*arguments)
         if self.acts_meanwhile:
             self.acting.keep_weights()
-        results = self._traced_steps(*arguments)
+        results = self._traced_steps(*arguments)  # after those of the call before, which TensorFlow ends first
+        if self._pending is not None:
+            self._pending.wait()
         if not self.acts_meanwhile:
             self.act_with(results[-1])
         self._pending = PendingSteps(self, results, batch.rows[:count], steps_done)
