@@ -31,7 +31,7 @@ import numpy as np
 
 from tfrl.algorithms import ppo
 from tfrl.algorithms.algorithm import check_finite
-from tfrl.algorithms.ppo import PPO, UPDATE, PPOAgent, Samples, Shared
+from tfrl.algorithms.ppo import PPO, UPDATE, Inputs, PPOAgent, Samples, Shared
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import NATURAL, NOT_NEGATIVE, Range
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
@@ -192,16 +192,16 @@ class DAACAgent(PPOAgent):
         samples, starts = self._samples(rollout, number), self._runtime.per_replica(self._minibatches(number))
         estimated, explained = self._first_estimates(rollout, starts)
         samples = samples._replace(advantages=estimated.advantages, targets=estimated.targets)
-        batch = (samples, estimated.moments, starts, tf.constant(scale))
+        inputs = Inputs(samples, estimated.moments, starts, tf.constant(scale))
         ends = config.epochs * config.steps_per_epoch, config.minibatch_epochs * config.steps_per_epoch
         # For each minibatch, IDAAC's classifier takes its step before the policy.
         kinds = (_ORDER, _POLICY) if self._hides_order else (_POLICY,)
-        policy = self._take(kinds, batch, self._nothing_taken(*kinds), ends[0], on_step)
+        policy = self._take(kinds, inputs, self._nothing_taken(*kinds), ends[0], on_step)
         metrics = policy.means() | {"explained_variance": explained, "first_ratio_error": policy.first_error}
         check_finite(metrics.items(), f" (minibatch {policy.end} of the update)")
         metrics["learning_rate"] = config.lr * scale
         if number % config.value_every == 0:
-            value = self._take((_VALUE,), batch, self._nothing_taken(_VALUE, begin=ends[0]), ends[1], on_step)
+            value = self._take((_VALUE,), inputs, self._nothing_taken(_VALUE, begin=ends[0]), ends[1], on_step)
             of_value = value.means()
             check_finite(of_value.items(), f" (minibatch {value.end} of the update)")
             metrics |= of_value

@@ -111,7 +111,7 @@ class Config(PPO, LevelReplay, RolloutSettings):
 
     @property
     def envs_per_block(self) -> int:
-        """Neighbouring envs whose sequences are spread over the minibatches."""
+        """The least number of neighbouring envs whose sequences fill all minibatches evenly; with memory."""
         return self.num_minibatches // math.gcd(self.num_minibatches, self.num_steps // self.sequence_steps)
 
     @property
@@ -294,6 +294,22 @@ class Estimates(NamedTuple):
     target_statistics: tf.Tensor
 
 
+class Inputs(NamedTuple):
+    """The inputs of all minibatches of an update, for each replica.
+
+    Attributes:
+      samples: those of the rollout.
+      moments: the mean and deviation of the advantages of every minibatch, float32 [E * M, 2].
+      starts: the first rows of the sequences of every minibatch, of `_minibatches`, int32 [E * M, q].
+      scale: multiplies the learning rates, float32 [].
+    """
+
+    samples: Samples
+    moments: tf.Tensor
+    starts: tf.Tensor
+    scale: tf.Tensor
+
+
 class Shared(NamedTuple):
     """The data that all parts of a minibatch share.
 
@@ -417,8 +433,8 @@ class PPOAgent(ActorCriticAgent):
                 values = self.values(rollout.observations, rollout.observations.shape[3:], started)
                 estimated = self._estimates(rollout, values, starts)
             samples = samples._replace(advantages=estimated.advantages, targets=estimated.targets)
-            batch = (samples, estimated.moments, starts, tf.constant(scale))
-            taken = self._take((UPDATE,), batch, taken, (epoch + 1) * config.steps_per_epoch, on_step)
+            inputs = Inputs(samples, estimated.moments, starts, tf.constant(scale))
+            taken = self._take((UPDATE,), inputs, taken, (epoch + 1) * config.steps_per_epoch, on_step)
         metrics = taken.means() | {"explained_variance": explained, "first_ratio_error": taken.first_error}
         check_finite(metrics.items(), f" (minibatch {taken.end} of the update)")
         metrics["learning_rate"] = config.lr * scale
@@ -432,13 +448,13 @@ class PPOAgent(ActorCriticAgent):
         return Taken(begin, begin, {name: tf.constant(0.0) for name in names})
 
     def _take(
-        self, steps: tuple[str, ...], batch: tuple, taken: Taken, until: int, on_step: Callable[[int], None]
+        self, steps: tuple[str, ...], inputs: Inputs, taken: Taken, until: int, on_step: Callable[[int], None]
     ) -> Taken:
         """Takes the minibatches up to `until`, or fewer if one ends the passes, in several compiled calls.
 
         Args:
           steps: the names of the gradient steps from each minibatch, in order.
-          batch: samples, moments, the result of `_minibatches` and the scale of the learning rates.
+          inputs: those of all minibatches of the update.
           taken: the minibatches so far.
           until: the end, a number of minibatches of the update.
           on_step: called with the number of finished minibatches of the update.
@@ -446,7 +462,7 @@ class PPOAgent(ActorCriticAgent):
         while taken.end < until and not taken.ended:
             begin, end = taken.end, min(taken.end + self._minibatches_a_call(), until)
             index, ended, sums, error = self._compiled_steps(
-                steps, batch, tf.constant(begin), tf.constant(end), dict(taken.sums)
+                steps, inputs, tf.constant(begin), tf.constant(end), dict(taken.sums)
             )
             first_error = float(error) if begin == 0 else taken.first_error
             taken = Taken(taken.begin, int(index), sums, bool(ended), first_error)
@@ -456,7 +472,7 @@ class PPOAgent(ActorCriticAgent):
     def _take_minibatches(
         self,
         steps: tuple[str, ...],
-        batch: tuple,
+        inputs: Inputs,
         index: tf.Tensor,
         end: tf.Tensor,
         sums: dict[str, tf.Tensor],
@@ -471,7 +487,7 @@ class PPOAgent(ActorCriticAgent):
         on_replica = tf.autograph.experimental.do_not_convert(self._take_minibatch)
         ended, first_error = tf.constant(False), tf.constant(0.0)
         while index < end and not ended:
-            outcome = self._runtime.strategy.run(on_replica, args=(steps, *batch, index))
+            outcome = self._runtime.strategy.run(on_replica, args=(steps, inputs, index))
             # These are sums over all replicas, so all workers stop together.
             metrics, error = tf.nest.map_structure(self._runtime.first, outcome)
             ended = not tf.reduce_all(tf.math.is_finite(list(metrics.values())))
@@ -483,21 +499,15 @@ class PPOAgent(ActorCriticAgent):
         return index, ended, sums, first_error
 
     def _take_minibatch(
-        self,
-        steps: tuple[str, ...],
-        samples: Samples,  # of the rollout
-        moments: tf.Tensor,  # [E * M, 2]
-        starts: tf.Tensor,  # of `_minibatches`, [E * M, q]
-        scale: tf.Tensor,  # multiplies the learning rates
-        index: tf.Tensor,
+        self, steps: tuple[str, ...], inputs: Inputs, index: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         """Takes the gradient steps from one minibatch, on a replica; the metrics by name, and the largest
         |ratio - 1|.
         """
-        shared = Shared(tf.nest.map_structure(flat, samples), moments[index], index)
+        shared = Shared(tf.nest.map_structure(flat, inputs.samples), inputs.moments[index], index)
         metrics: dict[str, tf.Tensor] = {}
         for name in steps:
-            outcome = self.learning.steps[name].step(starts[index], shared, scale)
+            outcome = self.learning.steps[name].step(inputs.starts[index], shared, inputs.scale)
             metrics |= outcome.metrics
         return metrics, outcome.errors
 
@@ -691,15 +701,15 @@ class PPOAgent(ActorCriticAgent):
         sums = [_two_sums(shuffled, 1), _two_sums(wide_targets, (0, 1)), _two_sums(errors, (0, 1))]
         if config.normalize_advantages == "batch":
             sums.append(_two_sums(tf.cast(advantages, tf.float64), (0, 1)))
-        sums = sum_replicas(sums)
+        of_minibatches, of_targets, of_errors, *of_rollout = sum_replicas(sums)
         if config.normalize_advantages == "batch":
-            mean, variance = _moments(sums.pop(), config.steps_per_update)
+            mean, variance = _moments(of_rollout[0], config.steps_per_update)
             mean, variance = (tf.repeat(x, tf.shape(shuffled)[0]) for x in (mean, variance))
         else:
-            mean, variance = _moments(sums[0], config.rows_per_step)
+            mean, variance = _moments(of_minibatches, config.rows_per_step)
         moments = tf.cast(tf.stack([mean, tf.sqrt(variance)], axis=-1), tf.float32)
-        mean_target, varies = _moments(sums[1], config.steps_per_update)
-        _, unexplained = _moments(sums[2], config.steps_per_update)
+        mean_target, varies = _moments(of_targets, config.steps_per_update)
+        _, unexplained = _moments(of_errors, config.steps_per_update)
         # For constant targets, varying values score 0 (scikit-learn's convention).
         share = tf.where(varies > 0, tf.math.divide_no_nan(unexplained, varies), tf.sign(unexplained))
         target_statistics = tf.cast(tf.stack([1.0 - share, mean_target]), tf.float32)
