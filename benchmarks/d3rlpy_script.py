@@ -1,8 +1,10 @@
 """python d3rlpy_script.py ALGORITHM SET.npz SEED GRADIENT_STEPS: d3rlpy beside `benchmarks.learning_offline`.
 
 It needs d3rlpy 2.8 and Gymnasium, and nothing of this project. The settings are d3rlpy's own defaults, which
-are ours too; behaviour cloning has our batch size, and a stochastic policy as ours. The last line that it
-prints is JSON: the returns of 100 episodes of the most likely actions, and the gradient steps a second.
+are ours too; behaviour cloning has our batch size, and a stochastic policy as ours. CQL has the learning
+rates of `learning_offline`, and twice its weight, because its squared errors are not halved. The last line
+that it prints is JSON: the returns of 100 episodes of the most likely actions, and the gradient steps a
+second.
 """
 
 import json
@@ -18,7 +20,13 @@ ALGORITHMS = {
     "bc": d3rlpy.algos.BCConfig(batch_size=256, policy_type="stochastic", action_scaler=scaler),
     "iql": d3rlpy.algos.IQLConfig(action_scaler=scaler),
     "td3_bc": d3rlpy.algos.TD3PlusBCConfig(action_scaler=scaler),
-    "cql": d3rlpy.algos.CQLConfig(action_scaler=scaler),
+    "cql": d3rlpy.algos.CQLConfig(
+        action_scaler=scaler,
+        actor_learning_rate=1e-3,
+        critic_learning_rate=1e-3,
+        temp_learning_rate=1e-3,
+        conservative_weight=2.0,
+    ),
 }
 
 name, path, seed, steps = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])

@@ -201,7 +201,9 @@ class DAACAgent(PPOAgent):
         check_finite(metrics.items(), f" (minibatch {policy.end} of the update)")
         metrics["learning_rate"] = config.lr * scale
         if number % config.value_every == 0:
-            value = self._take((_VALUE,), inputs, self._nothing_taken(_VALUE, begin=ends[0]), ends[1], on_step)
+            value = self._take(
+                (_VALUE,), inputs, self._nothing_taken(_VALUE, begin=ends[0]), ends[1], on_step
+            )
             of_value = value.means()
             check_finite(of_value.items(), f" (minibatch {value.end} of the update)")
             metrics |= of_value

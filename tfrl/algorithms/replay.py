@@ -451,7 +451,7 @@ class ReplayAgent(Agent):
                 self._traced_steps = self._compiled_steps.get_concrete_function(*arguments)
         if self.acts_meanwhile:
             self.acting.keep_weights()
-        results = self._traced_steps(*arguments)  # after those of the call before, which TensorFlow ends first
+        results = self._traced_steps(*arguments)  # they follow those of the call before
         if self._pending is not None:
             self._pending.wait()
         if not self.acts_meanwhile:
