@@ -81,7 +81,7 @@ MUTANTS = (
     Mutant("gradient step: rates are swapped", _PARALLEL, "zip(values, gradients, step.rates, strict=True)", "zip(values, gradients, step.rates[::-1], strict=True)", _TEST_PARALLEL + " " + _TEST_PPO),
     Mutant("checkpoint: an optimizer's slot is missing", _PARALLEL, "return {name: variable.numpy() for name, variable in self.variables.items()}", 'return {name: variable.numpy() * (not name.endswith("mean")) for name, variable in self.variables.items()}', _TEST_PARALLEL + " " + _TEST_PPO),
     Mutant("PPO: advantages are not centred", _PPO, "(samples.advantages - mean) / (deviation + 1e-8)", "samples.advantages / (deviation + 1e-8)", _TEST_PPO),
-    Mutant("PPO: moments of one replica's samples", _PPO, "        sums = sum_replicas(sums)\n", "", _TEST_PPO),
+    Mutant("PPO: moments of one replica's samples", _PPO, "of_rollout = sum_replicas(sums)", "of_rollout = sums", _TEST_PPO),
     Mutant("PPO: the KL stop is one replica's", _PPO, 'metrics["approx_kl"] > target_kl', 'metrics["clip_fraction"] > target_kl', _TEST_PPO),
     Mutant("rewards: the returns go on after an episode", _NORMALIZE, "                running = np.where(first[t], 0.0, running)\n", "                pass\n", _TEST_NORMALIZE),
     Mutant("rewards: not clipped", _NORMALIZE, "np.clip(rewards / deviations[:, None], -_CLIP, _CLIP)", "rewards / deviations[:, None]", _TEST_NORMALIZE),
