@@ -6,6 +6,7 @@ import random
 import signal
 import time
 
+import gymnasium
 import numpy as np
 import pytest
 from learners import train
@@ -13,6 +14,7 @@ from processes import Training, steps_done
 from recordings import write
 from refusals import refusal
 
+import tfrl
 from tfrl import status
 from tfrl.algorithms import registry as settings
 from tfrl.algorithms.runs import check_start
@@ -69,6 +71,51 @@ def check_topologies_and_resume(sets, tmp_path, algorithm, env, *flags):
     resumed, again = run(algorithm, sets / env, tmp_path / "parts", *flags)
     assert resumed["resumed_at"] == [10] and resumed["weights_sha256"] == whole["weights_sha256"]
     assert_equal(state, again)
+
+
+class OneStep(gymnasium.Env):
+    """Episodes of one step: the observation is -1 or 1, and half of it is the best action."""
+
+    observation_space = action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._side = np.array([self.np_random.choice([-1, 1])], np.float32)
+        return self._side, {}
+
+    def step(self, action):
+        return self._side, -10.0 * float(action[0] - self._side[0] / 2) ** 2, True, False, {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "algorithm, more", [("cql", {"conservative_weight": 1.0, "critic_lr": 1e-3}), ("iql", {})]
+)
+def test_the_best_action_is_learned_from_uniform_ones(algorithm, more, tmp_path):
+    # Cloning them would give actions near 0.
+    if "OneStep-v0" not in gymnasium.registry:
+        gymnasium.register("OneStep-v0", OneStep)
+    generator = np.random.default_rng(0)
+    tfrl.collect(
+        lambda observation: generator.uniform(-1, 1, 1).astype(np.float32),
+        env="OneStep-v0",
+        episodes=2000,
+        out=tmp_path / "set",
+    )
+    tfrl.train(
+        algorithm,
+        env="OneStep-v0",
+        dataset=str(tmp_path / "set"),
+        total_steps=1500,
+        lr=1e-3,
+        hidden=(64, 64),
+        eval_episodes=4,
+        logdir=str(tmp_path),
+        run_name="run",
+        **more,
+    )
+    actions = tfrl.load(tmp_path / "run")(np.array([[-1.0], [1.0]], np.float32))
+    np.testing.assert_allclose(actions, [[-0.5], [0.5]], atol=0.2)
 
 
 def test_cloning_is_equal_on_two_replicas_and_after_a_resume(sets, tmp_path, capsys):
