@@ -40,6 +40,7 @@ WAIT = {
     "test_watchdog",
 }
 SHORT = {"cli", "config", "envs", "evaluation", "experience", "ops", "reporting"}
+LONGEST = "test_uneven_workers"  # of a quarter of an hour: at the end, the other processes would wait
 
 
 CUT = "time is up"  # why a test was left out
@@ -72,7 +73,7 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Puts two files that compute between two that wait, and short files last: no core is idle for long.
 
-    Among the long tests, the promises come first.
+    Among the long tests, the promises come first, and the longest file of all begins them.
     """
     files = dict.fromkeys(item.path for item in items)
     waiting = [file for file in files if {file.stem, file.parent.name} & WAIT]
@@ -86,7 +87,13 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: order.index(item.path))
     if "long" in config.option.markexpr.replace("not long", ""):
         promised = {item.path for item in items if item.get_closest_marker("promise")}
-        items.sort(key=lambda item: (item.path not in promised, not item.get_closest_marker("promise")))
+        items.sort(
+            key=lambda item: (
+                item.path.stem != LONGEST,
+                item.path not in promised,
+                not item.get_closest_marker("promise"),
+            )
+        )
 
 
 @pytest.hookimpl(tryfirst=True)
