@@ -3,13 +3,19 @@
 As in test_multi_worker.py, nothing depends on timing.
 """
 
+import signal
+import time
+
 import pytest
+from launching import until
 from processes import Answer, assert_refused
 from worker_pair import (
     FAULTY,
+    PATIENCE,
     TRAIN,
     ended,
     flags,
+    results,
     run_workers,
     started,
 )
@@ -25,6 +31,23 @@ def test_a_stopped_worker_is_found_and_named(tmp_path):
     assert code == 75, stderr
     # On a busy machine TensorFlow may lose the connection in another way than by missing heartbeats.
     assert "worker 1 (127.0.0.1:" in stderr[stderr.index("error: ") :]
+
+
+@pytest.mark.long
+def test_workers_that_pause_for_some_seconds_go_on(tmp_path):
+    """Twelve seconds, as if its machine moved to another host: by default TensorFlow would end the run."""
+    weights = set()
+    for worker in (0, 1):
+        logdir, marker = tmp_path / str(worker), tmp_path / f"marker-{worker}"
+        command = [*FAULTY, "SIGSTOP", str(worker), "2", str(marker), *flags(logdir)]
+        with started(command, command) as processes:
+            until(marker.exists, PATIENCE)
+            time.sleep(12)
+            processes[worker].send_signal(signal.SIGCONT)
+            ends = [ended(process) for process in processes]
+        assert [code for code, _ in ends] == [0, 0], ends
+        weights.add(results(logdir)["weights_sha256"])
+    assert len(weights) == 1
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import math
@@ -249,10 +250,29 @@ def _multi_worker(config: Settings, gpus: int) -> tf.distribute.Strategy:
         raise UserError("--communication nccl is for GPUs, and this machine has none; use auto or ring")
     kind = tf.distribute.experimental.CommunicationImplementation[config.communication.upper()]
     options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
+    _allow_pauses()
     if not gpus and config.replicas > 1:
         _devices(False, config.replicas)
         return _split_cpu(options)
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+
+# Seconds without a heartbeat after which TensorFlow takes a worker for lost; for the chief, half as many.
+_LOST_AFTER = 30
+
+
+def _allow_pauses() -> None:
+    """Lets a worker pause for some seconds: an overloaded machine, or one that moves to another host.
+
+    By default TensorFlow ends all workers if the chief is silent for 5 s, or another worker for 10 s. A
+    strategy asks for these heartbeats by a private method, which gets another argument here (seen in
+    TensorFlow 2.21; a test with stopped workers guards it).
+    """
+    from tensorflow.python.eager.context import context
+
+    context().configure_coordination_service = functools.partial(
+        context().configure_coordination_service, heartbeat_timeout_in_ms=_LOST_AFTER * 1000
+    )
 
 
 def _split_cpu(options: tf.distribute.experimental.CommunicationOptions) -> tf.distribute.Strategy:
