@@ -9,17 +9,19 @@ published curves become sparse. Where there are several seeds, their mean is jud
 
     python -m benchmarks.learning_procgen --envs all
 
-trains all 16 games, one after another. A stopped benchmark continues with the same command, and `--no-train`
-only reads the runs that are there. The last table has the mean normalised returns over the games, on training
-levels and on unseen levels, at a quarter of a million, half a million and a million env steps, beside those
-of the published runs at the same env steps. One seed for each game is enough, because such a mean has little
-noise: its standard error follows from the variances within the games. The published runs give the variance of
-a game that has one seed.
+trains all 16 games, one after another. With `--flags "--level-replay" --logdir logs/levels` it trains them
+with level replay. A stopped benchmark continues with the same command, and `--no-train` only reads the runs
+that are there. The last table has the mean normalised returns over the games, on training levels and on
+unseen levels, at a quarter of a million, half a million and a million env steps, beside those of the
+published runs at the same env steps. One seed for each game is enough, because such a mean has little
+noise: its standard error follows from the variances within the games. The published runs give the variance
+of a game that has one seed.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from typing import Literal
 
@@ -56,6 +58,8 @@ class Options:
     """Seeds with commas between, a run each; 1..3 is the same as 1,2,3."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the torso."""
+    flags: str = ""
+    """More flags of the trainer, in one text: "--level-replay". Give a --logdir of their own with them."""
     logdir: str = "logs/learning"
     """Folder of the runs."""
     train: bool = True
@@ -95,10 +99,20 @@ def _experiments(options: Options) -> list[tuple[str, str, list[str]]]:
     """Algorithm, game and flags of each. Raises UserError for what would fail, also after the training."""
     found = []
     envs = ",".join(games()) if options.envs == "all" else options.envs
+    try:
+        more = shlex.split(options.flags)
+    except ValueError as error:
+        raise UserError(f"--flags {options.flags!r} has no words: {error}.") from None
     for env in envs.split(","):
         for algorithm in options.algorithms.split(","):
             flags = ["--env", env.strip(), "--precision", options.precision]
-            flags += ["--total-steps", str(options.total_steps), "--eval-every-steps", str(_MEANS_AT[0])]
+            flags += [
+                "--total-steps",
+                str(options.total_steps),
+                "--eval-every-steps",
+                str(_MEANS_AT[0]),
+                *more,
+            ]
             config = settings.reader(algorithm.strip()).parse([*flags, "--logdir", options.logdir])
             if config.env not in games():
                 raise UserError(

@@ -28,8 +28,19 @@ def test_flags_are_read_as_everywhere(monkeypatch, tmp_path):
         learning_procgen.main(options)
     ((_, _, module, *_),) = started
     assert module == "tfrl.impala"
-    answer = Answer("--total-steps", "1e6", "--envs", "nosuch", module="benchmarks.learning_procgen")
-    assert_refused(answer, "'nosuch'")
+    for flags, words in ((("--envs", "nosuch"), "'nosuch'"), (("--flags", "'--lr"), "No closing quotation")):
+        assert_refused(Answer("--total-steps", "1e6", *flags, module="benchmarks.learning_procgen"), words)
+
+
+def test_more_flags_reach_the_trainer(monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(command, "finish", started.append)
+    flags = "--torso impala-pooled --level-replay"
+    with pytest.raises(UserError, match="does not exist"):
+        learning_procgen.main(learning_procgen.Options(flags=flags, logdir=str(tmp_path)))
+    ((_, _, _, *given),) = started
+    config = settings.reader("ppo").parse(given)
+    assert (config.torso, config.level_replay) == ("impala-pooled", True)
 
 
 def test_runs_that_are_kept_are_compared_and_not_trained_again(monkeypatch, tmp_path, capsys):
