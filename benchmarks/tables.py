@@ -230,11 +230,11 @@ def course_table(rows: Sequence[tuple[str, str]]) -> str:
     return _table(["", *(f"{step:,}" for step in _COLUMNS), "training levels", "unseen levels"], table)
 
 
-def quarter_table() -> str:
+def quarter_table(*, only_mean: bool = False) -> str:
     """PPO's returns after 262,144 env steps beside the published runs', a row for each game that was played.
 
-    Games with longer runs have no evaluation there. The last row has the means over games of the normalised
-    returns, with standard errors.
+    Games with longer runs have no evaluation there. The last row, or the only one, has the means over games
+    of the normalised returns, with standard errors.
     """
     played: dict[str, list[runs.StoredRun]] = {}
     for run in map(runs.load, sorted(QUARTER.glob("*-seed*"))):
@@ -266,7 +266,7 @@ def quarter_table() -> str:
         difference, error = mine.value - theirs.value, float(np.hypot(mine.error, theirs.error))
         where = _BELOW if difference < -2 * error else "above" if difference > 2 * error else "within"
         means += [f"{mine} ({len(of_set)} games)", str(theirs), where]
-    rows.append(["mean, normalised", *means])
+    rows = [*([] if only_mean else rows), ["mean, normalised", *means]]
     head = ("training: ours", "published", "", "unseen: ours", "published", "")
     return _table(["", *head], rows)
 
@@ -527,6 +527,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         [(game, of) for game in _OF_IMPALA for of in ("published", "impala")]
     ),
     "quarter": quarter_table,
+    "quarter-mean": lambda: quarter_table(only_mean=True),
     "offline": offline_table,
     "float32": float32_table,
     "course-float32": float32_course,
