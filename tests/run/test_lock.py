@@ -210,6 +210,30 @@ for _ in range(200):
     assert not run.exists()
 
 
+@pytest.mark.parametrize("error", [FileExistsError, FileNotFoundError])
+def test_a_folder_that_its_last_holder_removes_is_made_again(tmp_path, monkeypatch, capsys, error):
+    """mkdir finds the folder, and it is gone when mkdir looks again: an error, but not of the disk."""
+    make_folder, calls = folders.files.make_folder, []
+
+    def interrupted(path):
+        calls.append(path)
+        if len(calls) < 3:
+            raise error(errno.EEXIST, os.strerror(errno.EEXIST))
+        make_folder(path)
+
+    monkeypatch.setattr(folders.files, "make_folder", interrupted)
+    with locked(tmp_path / "run"), pytest.raises(UserError, match="is in use"), locked(tmp_path / "run"):
+        pytest.fail("held twice")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_file_in_place_of_the_folder_is_told(tmp_path, capsys):
+    (tmp_path / "run").touch()
+    with locked(tmp_path / "run"):
+        pass
+    assert "run cannot be locked (File exists)" in capsys.readouterr().err
+
+
 def test_a_disk_that_knows_no_locks_does_not_stop_the_training(tmp_path, monkeypatch, capsys):
     def flock(file, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

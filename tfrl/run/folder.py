@@ -417,14 +417,18 @@ def _take(run: Path, patience: float, does: str, instead: str) -> IO[str]:
 
     Raises UserError or PeerError if the time is up, and OSError if the folder cannot be locked.
     """
-    path, told = run / LOCK_FILE, False
+    path, told, failures = run / LOCK_FILE, False, 0
     end = time.monotonic() + max(patience, _GLANCES)
     while True:
-        files.make_folder(run)
         try:
+            files.make_folder(run)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        except FileNotFoundError:
-            continue  # the last holder has removed the folder
+        except (FileExistsError, FileNotFoundError):
+            failures += 1
+            if failures == 100:
+                raise
+            continue  # the last holder has just removed the folder
+        failures = 0
         with contextlib.ExitStack() as opened:
             file = opened.enter_context(os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace"))
             try:
