@@ -105,14 +105,8 @@ def _experiments(options: Options) -> list[tuple[str, str, list[str]]]:
         raise UserError(f"--flags {options.flags!r} has no words: {error}.") from None
     for env in envs.split(","):
         for algorithm in options.algorithms.split(","):
-            flags = ["--env", env.strip(), "--precision", options.precision]
-            flags += [
-                "--total-steps",
-                str(options.total_steps),
-                "--eval-every-steps",
-                str(_MEANS_AT[0]),
-                *more,
-            ]
+            flags = ["--env", env.strip(), "--precision", options.precision, *more]
+            flags += ["--total-steps", str(options.total_steps), "--eval-every-steps", str(_MEANS_AT[0])]
             config = settings.reader(algorithm.strip()).parse([*flags, "--logdir", options.logdir])
             if config.env not in games():
                 raise UserError(

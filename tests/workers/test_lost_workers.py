@@ -1,6 +1,6 @@
 """Workers that hang, stop, never come or disagree: the others end, and name them.
 
-As in test_multi_worker.py, nothing depends on timing.
+As in test_multi_worker.py, nothing depends on timing, except the pause: it is shorter than a limit.
 """
 
 import signal
