@@ -9,7 +9,7 @@ published curves become sparse. Where there are several seeds, their mean is jud
 
     python -m benchmarks.learning_procgen --envs all
 
-trains all 16 games, one after another. With `--flags "--level-replay" --logdir logs/levels` it trains them
+trains all 16 games, one after another. With `--flags="--level-replay" --logdir logs/levels` it trains them
 with level replay. A stopped benchmark continues with the same command, and `--no-train` only reads the runs
 that are there. The last table has the mean normalised returns over the games, on training levels and on
 unseen levels, at a quarter of a million, half a million and a million env steps, beside those of the
@@ -59,7 +59,7 @@ class Options:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the torso."""
     flags: str = ""
-    """More flags of the trainer, in one text: "--level-replay". Give a --logdir of their own with them."""
+    """More flags of the trainer, in one text: --flags="--level-replay". Give them a --logdir of their own."""
     logdir: str = "logs/learning"
     """Folder of the runs."""
     train: bool = True

@@ -28,8 +28,12 @@ def test_flags_are_read_as_everywhere(monkeypatch, tmp_path):
         learning_procgen.main(options)
     ((_, _, module, *_),) = started
     assert module == "tfrl.impala"
-    for flags, words in ((("--envs", "nosuch"), "'nosuch'"), (("--flags", "'--lr"), "No closing quotation")):
-        assert_refused(Answer("--total-steps", "1e6", *flags, module="benchmarks.learning_procgen"), words)
+    for flag, words in (
+        ("--envs=nosuch", "'nosuch'"),
+        ("--flags='--lr", "No closing quotation"),
+        ("--flags=--nosuch 1", "no flag --nosuch"),
+    ):
+        assert_refused(Answer("--total-steps", "1e6", flag, module="benchmarks.learning_procgen"), words)
 
 
 def test_more_flags_reach_the_trainer(monkeypatch, tmp_path):
