@@ -40,7 +40,8 @@ DOCUMENTS = (
     "docs/notebook/offline.md",
 )
 _BLOCK = re.compile(r"(<!-- tables: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_NAMES = {"ppo": "PPO", "drac": "DrAC", "ppg": "PPG", "impala": "IMPALA"}
+_NAMES = {"ppo": "PPO", "drac": "DrAC", "ppg": "PPG", "impala": "IMPALA", "impact": "IMPACT"}
+_OF_A_MILLION = ("ppo", "drac", "ppg", "impala")  # env steps
 _BELOW = "**below**"
 _WINDOW = 163_840  # env steps of ten updates of PPO
 _QUARTER = 262_144  # env steps of the short runs
@@ -179,7 +180,7 @@ def short_table(game: str, games: Sequence[str]) -> str:
     """Returns on one game, and on how many games the mean of an algorithm's seeds is not below the range."""
     sets = ("train", "test")
     rows = [["published PPO", *(_range(published(game, level_set, _END)) for level_set in sets), "", ""]]
-    for algorithm, name in _NAMES.items():
+    for algorithm in _OF_A_MILLION:
         cells = [_numbers(_ours(run, level_set) for run in kept(algorithm, game)) for level_set in sets]
         for level_set in sets:
             found = [
@@ -193,7 +194,7 @@ def short_table(game: str, games: Sequence[str]) -> str:
             reached = sum(where != _BELOW for where in found)
             share = f"{reached} of {len(found)}"
             cells.append(share if reached == len(found) else f"**{share}**")
-        rows.append([name, *cells])
+        rows.append([_NAMES[algorithm], *cells])
     head = ("", f"{game}, training levels", "unseen levels", "games reached: training", "unseen")
     return _table(head, rows)
 
@@ -213,47 +214,65 @@ def _in_words(found: Sequence[tuple[str, str]]) -> str:
     return "; ".join(f"{where} on {' and '.join(games)}" for where, games in by_verdict.items())
 
 
-def course_table(rows: Sequence[tuple[str, str]]) -> str:
-    """Training returns at six env steps and returns at the end, a row for each game and algorithm."""
+def course_table(
+    rows: Sequence[tuple[str, str]], columns: Sequence[int] = _COLUMNS, *, ends: bool = True
+) -> str:
+    """Training returns at some env steps, and returns at the end, a row for each game and algorithm."""
     table, last = [], None
     for game, algorithm in rows:
         if algorithm == "published":
             name = "PPO, published"
-            cells = [_range(published(game, "train", step)) for step in _COLUMNS] + ["", ""]
+            cells = [_range(published(game, "train", step)) for step in columns] + [""] * 2 * ends
         else:
             of_game = kept(algorithm, game)
             name = _NAMES[algorithm]
-            cells = [_numbers([training(run, step) for run in of_game]) for step in _COLUMNS]
-            cells += [_numbers([run.final_return(of) for run in of_game]) for of in ("train", "test")]
+            cells = [_numbers([training(run, step) for run in of_game]) for step in columns]
+            if ends:
+                cells += [_numbers([run.final_return(of) for run in of_game]) for of in ("train", "test")]
         table.append([name if game == last else f"{game}, {name}", *cells])
         last = game
-    return _table(["", *(f"{step:,}" for step in _COLUMNS), "training levels", "unseen levels"], table)
+    at_end = ("training levels", "unseen levels") if ends else ()
+    return _table(["", *(f"{step:,}" for step in columns), *at_end], table)
+
+
+def _short_runs(folder: Path) -> dict[str, list[runs.StoredRun]]:
+    """The runs of 262,144 env steps in a folder, by game."""
+    found: dict[str, list[runs.StoredRun]] = {}
+    for run in map(runs.load, sorted(folder.glob("*-seed*"))):
+        found.setdefault(run.config.env, []).append(run)
+    return found
+
+
+def _at_a_quarter(found: Sequence[runs.StoredRun], level_set: str) -> list[float]:
+    """The returns after 262,144 env steps. Longer runs have none on unseen levels: no evaluation there."""
+    if level_set == "train":
+        return [training(run, _QUARTER) for run in found]
+    return [run.final_return(level_set) for run in found if run.env_steps == _QUARTER]
+
+
+def _published_at_a_quarter(game: str, level_set: str) -> list[float]:
+    """The same of the three published runs; on unseen levels, of their last 100 episodes."""
+    at, curves = published_curve(game, level_set)
+    if level_set == "train":
+        return [window_mean((at, curve), _QUARTER) for curve in curves]
+    return [float(np.interp(_QUARTER, at, curve)) for curve in curves]
 
 
 def quarter_table(*, only_mean: bool = False) -> str:
     """PPO's returns after 262,144 env steps beside the published runs', a row for each game that was played.
 
-    Games with longer runs have no evaluation there. The last row, or the only one, has the means over games
-    of the normalised returns, with standard errors.
+    The last row, or the only one, has the means over games of the normalised returns, with standard errors.
     """
-    played: dict[str, list[runs.StoredRun]] = {}
-    for run in map(runs.load, sorted(QUARTER.glob("*-seed*"))):
-        played.setdefault(run.config.env, []).append(run)
+    played = _short_runs(QUARTER)
     played |= {game: kept("ppo", game) for game in _GAMES if game not in played}
     rows, scores = [], {"train": [], "test": []}
     for game, found in sorted(played.items()):
         cells = []
         for level_set, of_set in scores.items():
-            at, curves = published_curve(game, level_set)
-            if level_set == "train":
-                ours = [training(run, _QUARTER) for run in found]
-                theirs = [window_mean((at, curve), _QUARTER) for curve in curves]
-            elif found[0].env_steps > _QUARTER:
+            ours, theirs = _at_a_quarter(found, level_set), _published_at_a_quarter(game, level_set)
+            if not ours:
                 cells += ["–", "–", ""]
                 continue
-            else:
-                ours = [run.final_return(level_set) for run in found]
-                theirs = [float(np.interp(_QUARTER, at, curve)) for curve in curves]
             cells += [_numbers(ours), _range(theirs), verdict(ours, theirs)]
             ends = score_range(game, "easy")
             assert ends is not None, game
@@ -269,6 +288,20 @@ def quarter_table(*, only_mean: bool = False) -> str:
     rows = [*([] if only_mean else rows), ["mean, normalised", *means]]
     head = ("training: ours", "published", "", "unseen: ours", "published", "")
     return _table(["", *head], rows)
+
+
+def variants_table() -> str:
+    """The returns of PPO's variants and of DAAC after 262,144 env steps, a row for each level set."""
+    ppo = {**{game: kept("ppo", game) for game in _GAMES}, **_short_runs(QUARTER)}
+    ours = {"PPO": ppo, **{name: _short_runs(QUARTER / folder) for name, folder in _VARIANTS.items()}}
+    rows = []
+    for level_set, title in (("train", "training"), ("test", "unseen")):
+        theirs = [_range(_published_at_a_quarter(game, level_set)) for game in _OF_VARIANTS]
+        rows.append([title, "published PPO, 3 runs", *theirs])
+        for name, played in ours.items():
+            returns = [_at_a_quarter(played.get(game, []), level_set) for game in _OF_VARIANTS]
+            rows.append(["", name, *(_numbers(of_game) or "–" for of_game in returns)])
+    return _table(["levels", "", *_OF_VARIANTS], rows)
 
 
 def offline_table() -> str:
@@ -508,6 +541,8 @@ def _completed(figure: Figure) -> Figure:
 
 
 _GAMES = ("starpilot", "fruitbot", "bigfish")
+_OF_VARIANTS = (*_GAMES, "ninja")
+_VARIANTS = {"PPO, level replay": "levels", "PPO, pooled torso": "pooled", "DAAC": "daac"}
 _OF_IMPALA = ("coinrun", "starpilot", "fruitbot")
 _OF_FLOAT32 = ("coinrun", "starpilot", "fruitbot")
 OF_FLOAT32 = "learning-float32.png"
@@ -519,15 +554,21 @@ FIGURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """Algorithms and games of each figure in docs/images."""
 BLOCKS: dict[str, Callable[[], str]] = {
     "procgen-readme": lambda: short_table("fruitbot", ("coinrun", *_GAMES)),
-    "procgen": lambda: levels_table(list(_NAMES), ("coinrun", *_GAMES)),
+    "procgen": lambda: levels_table(_OF_A_MILLION, ("coinrun", *_GAMES)),
     "course-generalisation": lambda: course_table(
         [(game, of) for game in _GAMES for of in ("ppo", "published", "drac", "ppg")]
     ),
     "course-impala": lambda: course_table(
         [(game, of) for game in _OF_IMPALA for of in ("published", "impala")]
     ),
+    "course-impact": lambda: course_table(
+        [(game, of) for game in ("starpilot", "fruitbot") for of in ("published", "ppo", "impact")],
+        _COLUMNS[:3],
+        ends=False,
+    ),
     "quarter": quarter_table,
     "quarter-mean": lambda: quarter_table(only_mean=True),
+    "variants": variants_table,
     "offline": offline_table,
     "float32": float32_table,
     "course-float32": float32_course,
