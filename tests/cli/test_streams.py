@@ -91,3 +91,17 @@ def test_training_continues_without_a_place_for_the_file(tmp_path):
     code, screen = end(tmp_path / "file" / "log", "raise TrainingError('TensorFlow failed')")
     assert code == 1
     assert "from C++" in screen
+
+
+def test_a_cpu_without_float16_is_not_reported_in_the_middle_of_a_training():
+    """TensorFlow writes it once, as an error, when a bfloat16 network computes its first ReLU in float16."""
+    program = """
+from tfrl.cli.streams import quiet_start
+with quiet_start():
+    import tensorflow as tf
+    from tfrl.workers import machine
+    machine.note_float16("bfloat16")
+tf.nn.relu(tf.zeros([1], tf.float16))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

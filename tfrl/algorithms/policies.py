@@ -122,6 +122,7 @@ class SavedPolicy(Behavior):
         config = source.config
         wanted = config.precision if precision == "run" else precision
         self.precision = resolve_precision(wanted, small=config.small_network)
+        machine.note_float16(self.precision)
         super().__init__(config, self.precision, at_once=machine.threads())
         self.draw_noise = self.acting.network.draw_noise
         self.greedy = greedy

@@ -16,10 +16,11 @@ from typing import IO, TextIO
 
 from tfrl.cli.errors import PeerError, UserError
 
-# Information and warnings of TensorFlow's C++ log, and its messages about a missing NVIDIA driver.
+# Information and warnings of TensorFlow's C++ log, and its messages about a missing NVIDIA driver and about
+# a CPU without float16 (`machine.note_float16`).
 _NOISE = re.compile(
     rb"^(WARNING: All log messages before absl::InitializeLog|[IW]\d{4} \d\d:|\d{4}-\d\d-\d\d .*: [IW] )"
-    rb"|failed call to cuInit|cudart_stub"
+    rb"|failed call to cuInit|cudart_stub|oneDNN supports DT_HALF only"
 )
 _SHOWN = 40  # lines of a log that are shown after a failure, the last ones
 

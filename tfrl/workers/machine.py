@@ -161,6 +161,16 @@ def one_thread_each(wanted: bool = True) -> None:
 _warn = functools.cache(tell)  # once in a process
 
 
+def note_float16(precision: str) -> None:
+    """Makes TensorFlow note, if it is so, that this CPU has no float16. Call it within `quiet_start`.
+
+    TensorFlow writes an error message once in a process, when the first ReLU of a bfloat16 network computes
+    in float16 (resnet/operations.py). Then it would be in the middle of a training.
+    """
+    if precision == "bfloat16" and not gpus():
+        tf.nn.relu(tf.zeros([1], tf.float16))
+
+
 def filled(rows: np.ndarray) -> np.ndarray:
     """Rows [B, ...] and copies of the last row, so that their number is 2, 4, 8 ... or at least 256.
 

@@ -202,6 +202,7 @@ def make(config: Settings, cluster: TFConfig | None) -> Runtime:
     else:
         strategy = tf.distribute.OneDeviceStrategy("/gpu:0" if gpus else "/cpu:0")
     precision = resolve_precision(config.precision, small=config.small_network)
+    machine.note_float16(precision)
     return Runtime(strategy, worker, num_workers, precision, at_once)
 
 
