@@ -243,11 +243,11 @@ def _short_runs(folder: Path) -> dict[str, list[runs.StoredRun]]:
     return found
 
 
-def _at_a_quarter(found: Sequence[runs.StoredRun], level_set: str) -> list[float]:
-    """The returns after 262,144 env steps. Longer runs have none on unseen levels: no evaluation there."""
-    if level_set == "train":
-        return [training(run, _QUARTER) for run in found]
-    return [run.final_return(level_set) for run in found if run.env_steps == _QUARTER]
+def _at_a_quarter(found: Sequence[runs.StoredRun], level_set: str, evaluated: bool) -> list[float]:
+    """The returns after 262,144 env steps, while training or evaluated (not of longer runs)."""
+    if evaluated:
+        return [run.final_return(level_set) for run in found if run.env_steps == _QUARTER]
+    return [training(run, _QUARTER) for run in found]
 
 
 def _published_at_a_quarter(game: str, level_set: str) -> list[float]:
@@ -269,7 +269,8 @@ def quarter_table(*, only_mean: bool = False) -> str:
     for game, found in sorted(played.items()):
         cells = []
         for level_set, of_set in scores.items():
-            ours, theirs = _at_a_quarter(found, level_set), _published_at_a_quarter(game, level_set)
+            ours = _at_a_quarter(found, level_set, evaluated=level_set == "test")
+            theirs = _published_at_a_quarter(game, level_set)
             if not ours:
                 cells += ["–", "–", ""]
                 continue
@@ -291,17 +292,28 @@ def quarter_table(*, only_mean: bool = False) -> str:
 
 
 def variants_table() -> str:
-    """The returns of PPO's variants and of DAAC after 262,144 env steps, a row for each level set."""
+    """The returns of PPO's variants and of DAAC after 262,144 env steps.
+
+    Those while training are of the levels that were replayed, so there are evaluations on training levels.
+    """
     ppo = {**{game: kept("ppo", game) for game in _GAMES}, **_short_runs(QUARTER)}
     ours = {"PPO": ppo, **{name: _short_runs(QUARTER / folder) for name, folder in _VARIANTS.items()}}
     rows = []
-    for level_set, title in (("train", "training"), ("test", "unseen")):
-        theirs = [_range(_published_at_a_quarter(game, level_set)) for game in _OF_VARIANTS]
-        rows.append([title, "published PPO, 3 runs", *theirs])
+    for title, level_set, evaluated in (
+        ("while training", "train", False),
+        ("evaluated, training levels", "train", True),
+        ("evaluated, unseen levels", "test", True),
+    ):
+        if (level_set, evaluated) != ("train", True):
+            theirs = [_range(_published_at_a_quarter(game, level_set)) for game in _OF_VARIANTS]
+            rows.append([title, "published PPO, 3 runs", *theirs])
         for name, played in ours.items():
-            returns = [_at_a_quarter(played.get(game, []), level_set) for game in _OF_VARIANTS]
-            rows.append(["", name, *(_numbers(of_game) or "–" for of_game in returns)])
-    return _table(["levels", "", *_OF_VARIANTS], rows)
+            of_games = [_at_a_quarter(played.get(game, []), level_set, evaluated) for game in _OF_VARIANTS]
+            rows.append([title, name, *(_numbers(returns) or "–" for returns in of_games)])
+    titles = [row[0] for row in rows]
+    for row, above in zip(rows[1:], titles, strict=False):
+        row[0] = "" if row[0] == above else row[0]
+    return _table(["", "", *_OF_VARIANTS], rows)
 
 
 def offline_table() -> str:
