@@ -28,7 +28,7 @@ import numpy as np
 from tfrl.algorithms import ppo
 from tfrl.algorithms.ppo import PPO, PPOAgent, Samples
 from tfrl.cli.errors import UserError
-from tfrl.cli.flags import POSITIVE, Range
+from tfrl.cli.flags import COUNT, POSITIVE, Range
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import NetworkSettings, Task
 from tfrl.experience.levels import LevelReplay
@@ -72,7 +72,10 @@ class Config(IMPACT, ppo.Config):
     aliases: ClassVar[Mapping[str, str]] = {**ppo.Config.aliases, "vtrace_lambda": "gae_lambda"}
     default_lag: ClassVar[int] = 1
 
-    epochs: Annotated[int, Range(1, 1000)] = 2
+    # Short rollouts, because the policy that acted is one update older (docs/notebook/impala.md).
+    num_steps: Annotated[int, COUNT] = 64
+    num_minibatches: Annotated[int, COUNT] = 4
+    epochs: Annotated[int, Range(1, 1000)] = 1
 
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
