@@ -75,7 +75,7 @@ class Config(IMPACT, ppo.Config):
     # Short rollouts, because the policy that acted is one update older (docs/notebook/impala.md).
     num_steps: Annotated[int, COUNT] = 64
     num_minibatches: Annotated[int, COUNT] = 4
-    epochs: Annotated[int, Range(1, 1000)] = 1
+    epochs: Annotated[int, Range(1, 1000)] = 2
 
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
