@@ -553,7 +553,7 @@ def _completed(figure: Figure) -> Figure:
 
 
 _GAMES = ("starpilot", "fruitbot", "bigfish")
-_OF_VARIANTS = (*_GAMES, "ninja")
+_OF_VARIANTS = ("starpilot", "fruitbot")
 _VARIANTS = {"PPO, level replay": "levels", "PPO, pooled torso": "pooled", "DAAC": "daac"}
 _OF_IMPALA = ("coinrun", "starpilot", "fruitbot")
 _OF_FLOAT32 = ("coinrun", "starpilot", "fruitbot")
@@ -574,7 +574,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         [(game, of) for game in _OF_IMPALA for of in ("published", "impala")]
     ),
     "course-impact": lambda: course_table(
-        [(game, of) for game in ("starpilot", "fruitbot") for of in ("published", "ppo", "impact")],
+        [("fruitbot", of) for of in ("published", "ppo", "impact")],
         _COLUMNS[:3],
         ends=False,
     ),
