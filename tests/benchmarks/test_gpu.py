@@ -57,7 +57,7 @@ def test_a_check_that_fails_is_named_and_the_next_one_runs(tmp_path, capfd):
 
 def test_results_are_written_at_once_and_no_check_begins_after_the_time(tmp_path, capfd):
     file, found = tmp_path / "found.json", {}
-    checks = _Checks(Options(device="cpu", minutes=1e-6, out=str(file)), found, str(tmp_path))
+    checks = _Checks(Options(device="cpu", minutes=-1, out=str(file)), found, str(tmp_path))
     assert checks.take("late", "device") is None
     np.savez(tmp_path / "one.npz", a=np.ones(4))
     run = {"weights": str(tmp_path / "one.npz")}
