@@ -219,10 +219,11 @@ def course_table(
 ) -> str:
     """Training returns at some env steps, and returns at the end, a row for each game and algorithm."""
     table, last = [], None
+    at_end = ("training levels", "unseen levels") if ends else ()
     for game, algorithm in rows:
         if algorithm == "published":
             name = "PPO, published"
-            cells = [_range(published(game, "train", step)) for step in columns] + [""] * 2 * ends
+            cells = [_range(published(game, "train", step)) for step in columns] + [""] * len(at_end)
         else:
             of_game = kept(algorithm, game)
             name = _NAMES[algorithm]
@@ -231,7 +232,6 @@ def course_table(
                 cells += [_numbers([run.final_return(of) for run in of_game]) for of in ("train", "test")]
         table.append([name if game == last else f"{game}, {name}", *cells])
         last = game
-    at_end = ("training levels", "unseen levels") if ends else ()
     return _table(["", *(f"{step:,}" for step in columns), *at_end], table)
 
 
@@ -304,15 +304,15 @@ def variants_table() -> str:
         ("evaluated, training levels", "train", True),
         ("evaluated, unseen levels", "test", True),
     ):
+        of_set = []
         if (level_set, evaluated) != ("train", True):
             theirs = [_range(_published_at_a_quarter(game, level_set)) for game in _OF_VARIANTS]
-            rows.append([title, "published PPO, 3 runs", *theirs])
+            of_set.append(["", "published PPO, 3 runs", *theirs])
         for name, played in ours.items():
             of_games = [_at_a_quarter(played.get(game, []), level_set, evaluated) for game in _OF_VARIANTS]
-            rows.append([title, name, *(_numbers(returns) or "–" for returns in of_games)])
-    titles = [row[0] for row in rows]
-    for row, above in zip(rows[1:], titles, strict=False):
-        row[0] = "" if row[0] == above else row[0]
+            of_set.append(["", name, *(_numbers(returns) or "–" for returns in of_games)])
+        of_set[0][0] = title
+        rows += of_set
     return _table(["", "", *_OF_VARIANTS], rows)
 
 
@@ -575,7 +575,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     ),
     "course-impact": lambda: course_table(
         [("fruitbot", of) for of in ("published", "ppo", "impact")],
-        _COLUMNS[:3],
+        (_WINDOW, 229_376, _QUARTER, 327_680, 491_520),
         ends=False,
     ),
     "quarter": quarter_table,

@@ -72,7 +72,7 @@ class Config(IMPACT, ppo.Config):
     aliases: ClassVar[Mapping[str, str]] = {**ppo.Config.aliases, "vtrace_lambda": "gae_lambda"}
     default_lag: ClassVar[int] = 1
 
-    # Short rollouts, because the policy that acted is one update older (docs/notebook/impala.md).
+    # Shorter rollouts than PPO's learn faster here (docs/notebook/impala.md).
     num_steps: Annotated[int, COUNT] = 64
     num_minibatches: Annotated[int, COUNT] = 4
     epochs: Annotated[int, Range(1, 1000)] = 2

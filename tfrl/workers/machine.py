@@ -164,8 +164,8 @@ _warn = functools.cache(tell)  # once in a process
 def note_float16(precision: str) -> None:
     """Makes TensorFlow note, if it is so, that this CPU has no float16. Call it within `quiet_start`.
 
-    TensorFlow writes an error message once in a process, when the first ReLU of a bfloat16 network computes
-    in float16 (resnet/operations.py). Then it would be in the middle of a training.
+    TensorFlow writes this once in a process, as an error: without this call in the middle of a training, when
+    the first ReLU of a bfloat16 network computes in float16 (resnet/operations.py).
     """
     if precision == "bfloat16" and not gpus():
         tf.nn.relu(tf.zeros([1], tf.float16))
