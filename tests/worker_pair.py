@@ -29,7 +29,8 @@ def flags(logdir, *more, updates=UPDATES):
 
 
 def environment(**more):
-    return {**os.environ, **THREADS, "PYTHONPATH": str(ROOT), **more}
+    path = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"  # as in pytest, for envs in files of tests
+    return {**os.environ, **THREADS, "PYTHONPATH": path, **more}
 
 
 def addresses(count):
