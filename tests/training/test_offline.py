@@ -229,10 +229,12 @@ def test_sac_goes_on_with_an_offline_run_and_half_of_its_batches_from_the_set(se
         learner.agent.get_state()["agent/target_critic1"], there["agent/target_critic1"]
     )
     arguments = []
-    learner.agent.prepare = lambda batch, *rest, inner=learner.agent.prepare, **more: (
-        arguments.append(batch) or inner(batch, *rest, **more)
+    begin = learner.agent.begin_gradient_steps
+    learner.agent.begin_gradient_steps = lambda batch, *rest, **more: (
+        arguments.append(batch) or begin(batch, *rest, **more)
     )
     learner.update()
+    assert arguments
     for batch in arguments:  # [K, 2 envs, 4]: the last two of each env are recorded
         assert batch.observation.shape[1:3] == (2, 4)
         assert (np.abs(batch.observation[:, :, :2, 0]) <= 1).all()  # a cosine
