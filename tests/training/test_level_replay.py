@@ -5,14 +5,19 @@ import copy
 import csv
 import sys
 
+import gymnasium
 import numpy as np
 import pytest
 from learners import make, train, updated
 from processes import ROOT
+from refusals import refusal
 
 from tfrl.algorithms.registry import reader
-from tfrl.cli.errors import EnvError
+from tfrl.collect import record
+from tfrl.envs import callables, registry
+from tfrl.record import UniformPolicy
 from tfrl.training.command import learner_class
+from tfrl.training.on_policy import random_observations
 
 BIGFISH = "--env bigfish --torso linear --precision float32 --level-replay --num-levels 30 --start-level 5"
 BIGFISH += " --num-envs 8 --num-steps 64 --num-minibatches 2 --epochs 1 --lr 1e-3 --total-steps 100_000"
@@ -128,8 +133,6 @@ def maze(monkeypatch):
 @pytest.mark.parametrize("counts", [(2,), pytest.param((0, 2), marks=pytest.mark.long)])
 def test_own_envs_play_the_chosen_levels(maze, counts):
     """Also in processes of their own; observations are those of the levels that the rollout names."""
-    from tfrl.envs import callables
-
     found = []
     for processes in counts:
         config = maze("--env-processes", processes)
@@ -160,6 +163,46 @@ def test_own_envs_continue_with_their_levels(maze):
 
 
 def test_an_env_that_ignores_the_level_is_refused():
-    config = reader("ppo").parse(["--env", "CartPole-v1", "--level-replay", "--num-levels", "9"])
-    with pytest.raises(EnvError, match="CartPole-v1 begins equal episodes for different levels"):
-        make(config)
+    said = refusal(reader("ppo").parse, ["--env", "CartPole-v1", "--level-replay", "--num-levels", "9"])
+    assert said.startswith("CartPole-v1 begins equal episodes for different levels")
+
+
+class Rooms(gymnasium.Env):
+    """Levels that differ only inside an image; info["level"] has several numbers if it `tells`."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, tells=False):
+        self.tells = tells
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.image = np.zeros((64, 64, 3), np.uint8)
+        self.image[30:34, 30:34] = (options or {}).get("level", 7)
+        return self.image, {"level": np.zeros(3)} if self.tells else {}
+
+    def step(self, action):
+        return self.image, 0.0, True, False, {}
+
+
+@pytest.mark.parametrize("kwargs", ["{}", '{"tells": true}'])
+def test_levels_that_differ_only_inside_an_image_are_different(kwargs):
+    given = ["--env", "tests.training.test_level_replay:Rooms", "--env-kwargs", kwargs, "--torso", "linear"]
+    reader("ppo").parse([*given, "--level-replay", "--num-levels", "9"])
+
+
+def test_random_steps_for_the_scaling_play_the_training_levels(maze):
+    config = maze()
+    env = callables.find(config.env)()
+    levels = {env.reset(options={"level": level})[0][:50].tobytes() for level in range(100, 140)}
+    shown = {image[0, :50].tobytes() for image in random_observations(config, 400)}
+    assert shown <= levels and len(shown) > 8  # an episode has at most 30 steps
+
+
+def test_an_offline_run_takes_a_set_from_a_run_with_replayed_levels(maze, tmp_path):
+    config = maze("--run-name", "r")
+    policy = UniformPolicy(*registry.specs(config))
+    record(lambda: policy, config, {"policy": "uniform"}, tmp_path / "set", episodes=4)
+    read = reader("bc").parse(["--dataset", str(tmp_path / "set")])
+    assert (read.env, read.num_levels, read.start_level) == (config.env, 200, 0)

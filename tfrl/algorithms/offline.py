@@ -28,10 +28,8 @@ AUTO = "auto"
 _PART_ROWS = 128
 _MOST_AT_ONCE = 50  # gradient steps of a call
 _BYTES_AT_ONCE = 2**26  # of their batches
-_OF_THE_SET = (
-    *("env", "env_kwargs", "frame_skip", "max_episode_steps", "distribution_mode", "num_levels"),
-    *("start_level", "action_masks"),
-)
+_LEVELS = ("distribution_mode", "num_levels", "start_level")
+_OF_THE_SET = ("env", "env_kwargs", "frame_skip", "max_episode_steps", "action_masks", *_LEVELS)
 
 
 @dataclass(frozen=True)
@@ -161,7 +159,12 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
         if env == env_facts.NO_ENV:
             recorded.remember_spaces(dataset, given.get("split", "train"))
             return {}
-        return recorded.env_settings(dataset, _OF_THE_SET) if env == AUTO else {}
+        if env != AUTO:
+            return {}
+        found = recorded.env_settings(dataset, _OF_THE_SET)
+        # Of other envs, only --level-replay chooses levels.
+        has_levels = "env" in found and registry.distribution_modes(found["env"])
+        return {name: value for name, value in found.items() if has_levels or name not in _LEVELS}
 
     def complete(self) -> Self:
         """These settings with derived values filled in."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import pickle
 import random
 import sys
 import traceback
@@ -132,8 +133,8 @@ def check_levels(env_id: str, env: gymnasium.Env, levels: Sequence[int]) -> None
     with Calling(env_id, env, RESET):
         for level in levels[:8]:
             observation, info = env.reset(seed=1, options={"level": level})
-            shown.add(repr(observation))
-            named = named and info.get("level") == level
+            shown.add(pickle.dumps(observation))
+            named = named and np.array_equal(np.asarray(info.get("level")).ravel(), [level])
     if len(shown) == 1 < len(levels) and not named:
         raise EnvError(
             f"{env_id} begins equal episodes for different levels: --level-replay needs a reset that begins "

@@ -17,7 +17,6 @@ from tfrl.envs.calls import (
     STEP,
     Calling,
     check_finite,
-    check_levels,
     checked_ends,
     get_own_state,
     mask_of,
@@ -89,8 +88,6 @@ class GymnasiumVec:
         self._streams = [(int(spec.seed), int(i)) for i in indices]
         self._episodes = [0] * self.num_envs
         self.levels = spec.first_levels(indices) if spec.level_replay else None
-        if spec.level_replay:
-            check_levels(name, self._envs[0], range(spec.start_level, spec.start_level + spec.num_levels))
         self._emulators: list[dict[str, np.ndarray]] = [{}] * self.num_envs  # before resets without a seed
         self._solved = np.zeros(self.num_envs, bool)
         self._info, self._logs_info = InfoSums(spec.log_info, self.num_envs), bool(spec.log_info)

@@ -6,6 +6,7 @@ The module of a family is imported only when one of its envs is used, and import
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -139,6 +140,12 @@ def check(task: EnvSettings) -> None:
             f"--action-masks must needs discrete actions, and {env} has {action.kind} ones; leave "
             "--action-masks out"
         )
+    if getattr(task, "level_replay", False) and not family(env).names:
+        from tfrl.envs.calls import check_levels
+        from tfrl.envs.making import opened
+
+        with opened(env, json.dumps(dict(task.env_kwargs), sort_keys=True)) as one:
+            check_levels(env, one, range(task.start_level, task.start_level + task.num_levels))
     if task.action_masks == "must" and not observation.num_actions:
         raise ValueError(
             f'--action-masks must needs info["action_mask"], which {env} does not give at its reset, or a '

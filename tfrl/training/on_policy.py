@@ -255,15 +255,18 @@ def random_observations(config: RolloutSettings, steps: int) -> np.ndarray:
         dataclasses.replace(env_spec(config), num_envs=1, seed=rng.env_seed(config.seed, rng.Use.WARM_UP))
     )
     generator = rng.generator(config.seed, rng.Use.WARM_UP)
+    replays = getattr(config, "level_replay", False)
     observations = []
     for _ in range(steps):
         shown = env.observe().observation
         observations.append(shown.copy())
         allowed = env.observation_spec.allowed(shown)
         if allowed is None:
-            env.act(env.action_spec.uniform(generator, 1))
+            actions = env.action_spec.uniform(generator, 1)
         else:
             drawn = generator.random((1, max(1, math.prod(env.action_spec.shape))), np.float32)
-            env.act(env.action_spec.from_uniform(drawn, allowed))
+            actions = env.action_spec.from_uniform(drawn, allowed)
+        levels = [config.start_level + generator.integers(config.num_levels, size=1)] if replays else []
+        env.act(actions, *levels)
     env.close()
     return np.stack(observations)
