@@ -260,6 +260,7 @@ def test_a_run_with_own_heads_acts_learns_and_exports(tmp_path):
             "which is not for sac: let it take one argument and return features",
         ),
         ("ppg", ["--env", "CartPole-v1"], "which is not for ppg"),
+        ("daac", ["--env", "CartPole-v1"], "which is not for daac"),
         ("ppo", [*PPO, "--memory", "lstm"], "leave --memory lstm out"),
         ("ppo", [*PPO, "--critic-torso", "mlp"], "leave --critic-torso mlp out"),
         ("ppo", [*PPO, "--dropout", "0.1"], "leave --dropout 0.1 out"),

@@ -80,6 +80,8 @@ class Config(DAAC, ppo.Config):
         *DISTRIBUTED_SECTIONS,
     )
 
+    takes_own_heads: ClassVar[bool] = False  # the advantage head needs features
+
     @property
     def minibatch_epochs(self) -> int:
         """The passes of an update: those of the policy, then those of the value."""
