@@ -45,7 +45,8 @@ $(READY): requirements.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip  # 23.0 found no set for 3.10
 	@# By a path: a script beside the checkout must find the package, and not the folder of the same name.
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt --config-settings editable_mode=compat -e .
+	@# setuptools warns of this mode, which pyproject.toml keeps by its bound.
+	@PYTHONWARNINGS="ignore:Compat editable installs" $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt --config-settings editable_mode=compat -e .
 	@touch $@
 
 $(DEV_READY): $(READY) requirements-dev.txt
