@@ -1,4 +1,4 @@
-"""python -m tfrl.daac: train DAAC or IDAAC, PPO with separate networks for policy and value, on procgen."""
+"""python -m tfrl.daac: train DAAC or IDAAC, PPO with separate networks for policy and value."""
 
 from tfrl.algorithms.daac import DAACAgent
 from tfrl.cli import endings

@@ -1,4 +1,4 @@
-"""python -m tfrl.ppg: train phasic policy gradient, which learns values and policy in turns, on procgen."""
+"""python -m tfrl.ppg: train phasic policy gradient, which learns values and policy in turns."""
 
 from tfrl.algorithms.ppg import PPGAgent
 from tfrl.cli import endings

@@ -1,4 +1,4 @@
-"""python -m tfrl.sac: train SAC on any env."""
+"""python -m tfrl.sac: train SAC on an env with discrete or continuous actions."""
 
 from tfrl.algorithms.sac import SACAgent
 from tfrl.cli import endings
