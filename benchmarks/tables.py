@@ -553,7 +553,7 @@ def _completed(figure: Figure) -> Figure:
 
 
 _GAMES = ("starpilot", "fruitbot", "bigfish")
-_OF_VARIANTS = ("starpilot", "fruitbot")
+_OF_VARIANTS = ("starpilot", "fruitbot", "ninja")
 _VARIANTS = {"PPO, level replay": "levels", "PPO, pooled torso": "pooled", "DAAC": "daac"}
 _OF_IMPALA = ("coinrun", "starpilot", "fruitbot")
 _OF_FLOAT32 = ("coinrun", "starpilot", "fruitbot")
