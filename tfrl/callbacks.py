@@ -78,8 +78,8 @@ class Evaluate(_Every):
 
 
 class Checkpoint(_Every):
-    """Saves the current policy in `RUN/policies/STEPS` at intervals, for `tfrl.load`. These files are never
-    removed.
+    """Saves the current policy in `RUN/policies/STEPS` at intervals, for `tfrl.load`. Only
+    --resume restart removes these files.
 
     Args:
       steps: the interval in env steps.

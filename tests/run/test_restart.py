@@ -26,7 +26,8 @@ SHORT += " --eval-episodes 1 --precision float32"
 OWN = ("config.yaml", "results.json", "progress.csv", "eval.json", "events.out.tfevents.1.v2", "episodes.csv")
 OWN += ("plots/learning_curve.png", "checkpoints/update-00000001/learner.npz", "export/weights.npz", "stop")
 OWN += ("videos/catch-test-4096.mp4", "policies/4096_1.5.npz", "phase/logits.npy", "tensorflow/worker-0.log")
-OTHERS = ("notes.txt", "plots/mine.png", "videos/holiday.mp4", "data/x.npy")
+OWN += ("levels.csv", "plots/level_scores.png", "plots/generalization_gap.png", "policies/512/weights.npz")
+OTHERS = ("notes.txt", "plots/mine.png", "videos/holiday.mp4", "data/x.npy", "policies/mine/weights.npz")
 
 
 @pytest.fixture

@@ -24,8 +24,6 @@ import numpy as np
 from tfrl.cli.flags import FRACTION, POSITIVE
 from tfrl.run import rng
 
-LEVELS_FILE = "levels.csv"
-"""The file of a run with the scores of its levels."""
 MOST_LEVELS = 1_000_000
 """The largest number of levels; their numbers from the first level on are exact in float32."""
 

@@ -20,9 +20,8 @@ from tfrl.cli.settings import SETTINGS_FILE, algorithm_of
 from tfrl.config.run import RLSettings, Task, hyperparameters
 from tfrl.envs.published import normalized_return, published_curve
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, family
-from tfrl.experience.levels import LEVELS_FILE
 from tfrl.run.folder import DATA_FILE, read_json, read_results
-from tfrl.run.metrics import PROGRESS_FILE
+from tfrl.run.metrics import LEVELS_FILE, PROGRESS_FILE
 
 STEPS, IMAGES = "env_steps", "images"
 SPEED = "time/env_steps_per_second"

@@ -27,7 +27,7 @@ from tfrl.cli.settings import SETTINGS_FILE, Settings, SettingsT, algorithm_of, 
 from tfrl.cli.streams import tell
 from tfrl.run import files
 from tfrl.run.checkpoint import CheckpointStore
-from tfrl.run.metrics import EPISODES_FILE, EVENT_FILES, PROGRESS_FILE, logged_steps
+from tfrl.run.metrics import EPISODES_FILE, EVENT_FILES, LEVELS_FILE, PROGRESS_FILE, logged_steps
 from tfrl.workers.tf_config import LAUNCH, RESTARTED, TFConfig
 
 DATA_FILE = "dataset.json"
@@ -43,8 +43,8 @@ _TRACES = (SETTINGS_FILE, "checkpoints", PROGRESS_FILE, RESULTS_FILE)
 _LATER = (RESULTS_FILE, "export", BEST_FILE)
 # A run also writes these names. In a folder without a run, another program has written them.
 _OTHERS = (
-    *("export", "policies", "videos", "plots", EPISODES_FILE, EVALUATION_FILE, "report.html"),
-    EVENT_FILES,
+    *("export", "policies", "videos", "plots", EPISODES_FILE, LEVELS_FILE, EVALUATION_FILE),
+    *("report.html", EVENT_FILES),
 )
 
 
@@ -215,11 +215,20 @@ def finite(value: Any) -> Any:
 # The files of a run, as patterns. The settings are deleted last, so that a deletion that was interrupted can
 # be repeated.
 _RUN_FILES = (
-    *("results.json", "eval.json", "report.html", PROGRESS_FILE, "episodes.csv", EVENT_FILES, "stop"),
-    *(LEFT_FILE, FAILED_FILE, "videos/*-[0-9]*.mp4", "videos/*-[0-9]*.gif", "policies/*.npz", SETTINGS_FILE),
+    *("results.json", "eval.json", "report.html", PROGRESS_FILE, EPISODES_FILE, LEVELS_FILE, EVENT_FILES),
+    *(
+        "stop",
+        LEFT_FILE,
+        FAILED_FILE,
+        "videos/*-[0-9]*.mp4",
+        "videos/*-[0-9]*.gif",
+        "policies/*.npz",
+        SETTINGS_FILE,
+    ),
     *(f"plots/{name}.png" for name in ("learning_curve", "learning_curves", "final_scores", "training")),
+    *(f"plots/{name}.png" for name in ("level_scores", "generalization_gap", "performance_profiles")),
 )
-_RUN_FOLDERS = ("checkpoints", "export", "phase", "heartbeats", "tensorflow")
+_RUN_FOLDERS = ("checkpoints", "export", "phase", "heartbeats", "tensorflow", "policies/[0-9]*[0-9]")
 _BEGUN_BY = ".restarted"
 """A file with the launch (`LAUNCH`) that has deleted the run before."""
 
@@ -269,11 +278,11 @@ def has_restarted(run: Path) -> bool:
 def _remove_run(run: Path) -> None:
     """Deletes the files of a run, and nothing else in its folder. Raises UserError if this fails."""
     try:
-        for name in _RUN_FOLDERS:
-            if (run / name).is_symlink():
-                (run / name).unlink()
-            elif (run / name).is_dir():
-                shutil.rmtree(run / name)
+        for path in [path for pattern in _RUN_FOLDERS for path in run.glob(pattern)]:
+            if path.is_symlink():
+                path.unlink()
+            elif path.is_dir():
+                shutil.rmtree(path)
         for pattern in _RUN_FILES:
             for path in list(run.glob(pattern)):
                 path.unlink(missing_ok=True)

@@ -28,6 +28,8 @@ PROGRESS_FILE = "progress.csv"
 EPISODES_FILE = "episodes.csv"
 EPISODE_COLUMNS = ("env_steps", "env", "return", "length", "seconds")
 """The columns of episodes.csv: a row for each finished training episode."""
+LEVELS_FILE = "levels.csv"
+"""The scores of the training levels, with --level-replay."""
 EVENT_FILES = "events.out.tfevents.*"
 """The pattern of TensorBoard's event files, of any program."""
 _RETURN = "rollout/episode_return"

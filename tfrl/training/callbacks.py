@@ -34,7 +34,7 @@ from tfrl.experience.episodes import (
     split_episodes,
     with_gap,
 )
-from tfrl.experience.levels import LEVELS_FILE, LevelSampler
+from tfrl.experience.levels import LevelSampler
 from tfrl.networks.weights import PolicySource, keep_best, keep_evaluated
 from tfrl.reporting import runs
 from tfrl.reporting.video import Recording, open_picture, save
@@ -43,7 +43,7 @@ from tfrl.run.callbacks import Callback, RunOfCallback
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.console import Console
 from tfrl.run.folder import RESULTS_FILE
-from tfrl.run.metrics import EventFile
+from tfrl.run.metrics import LEVELS_FILE, EventFile
 from tfrl.run.session import Session
 
 if TYPE_CHECKING:
