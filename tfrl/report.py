@@ -28,7 +28,7 @@ from tfrl.envs.published import (
     returns_elsewhere,
     score_range,
 )
-from tfrl.envs.registry import LEVEL_SETS, TRAIN, games, level_set_title
+from tfrl.envs.registry import LEVEL_SETS, TRAIN, distribution_modes, games, level_set_title
 from tfrl.reporting import runs as run_folders
 from tfrl.reporting import scores
 from tfrl.reporting.runs import Group, StoredRun, over_games, run_names, steps_title, variants
@@ -466,7 +466,8 @@ def _evaluations(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
         at = f", {env_steps:,} {run.config.counts}" if isinstance(env_steps, int) else ""
         for part in parts if isinstance(parts, list) else ():
             if isinstance(part, dict):
-                cells = {key.replace("_", " "): _cell(value) for key, value in part.items()}
+                unused = () if distribution_modes(run.config.env) else ("distribution_mode", "levels")
+                cells = {key.replace("_", " "): _cell(part[key]) for key in part if key not in unused}
                 rows.append({"run": name, "policy": f"{content.get('checkpoint', '?')}{at}"} | cells)
     return rows
 

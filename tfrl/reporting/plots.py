@@ -79,8 +79,14 @@ _BAND, _DEVIATION = "band: least to greatest seed", "band: a deviation of its ep
 _HOLLOW = {"markerfacecolor": "white", "markeredgewidth": 1.4}
 
 
-def _legend(figure: Figure) -> None:
-    """Puts a legend above all panels, in as many columns as fit, and makes the figure higher for it."""
+def _legend(figure: Figure, title: str = "") -> None:
+    """Puts a legend above all panels, in as many columns as fit, and makes the figure higher for it.
+
+    The title is to the right of the legend.
+    """
+    if title:
+        figure.suptitle(title, x=0.99, horizontalalignment="right")
+    room = figure.get_figwidth() - 0.11 * len(title)  # inches
     handles: dict[str, Any] = {}
     for ax in figure.axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -88,7 +94,7 @@ def _legend(figure: Figure) -> None:
     lengths = [max(map(len, label.splitlines())) for label in handles]
     for columns in (4, 3, 2, 1):
         parts = [part for part in np.array_split(lengths, columns) if part.size]  # as matplotlib fills them
-        if sum(0.65 + 0.071 * part.max() for part in parts) < figure.get_figwidth():  # inches
+        if sum(0.65 + 0.071 * part.max() for part in parts) < room:
             break
     figure.set_figheight(figure.get_figheight() + 0.22 * max(0, len(parts[0]) - 3))
     figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=columns)
@@ -201,7 +207,6 @@ def learning_curve(run: StoredRun) -> Figure:
         panels = {name: name.replace("/", ": ").replace("_", " ") for name in losses[:2]}
         panels |= dict(of_episodes)
     figure, axes = _panels(len(panels), [run], width=4.6, height=3.0, columns=2)
-    figure.suptitle(f"{run.config.env}, seed {run.config.seed}", x=0.99, horizontalalignment="right")
     for ax, (name, title) in zip(axes, panels.items(), strict=True):
         ax.plot(*run.points(name), label="while training", **line_style(0))
         ax.set(title=title, xlim=(0, run.env_steps * 1.03 or 1))
@@ -216,10 +221,10 @@ def learning_curve(run: StoredRun) -> Figure:
         lengths.plot(*run.points(f"eval_{level_set}/episode_length"), **style)
         at, mean = run.points(f"eval_{level_set}/return")
         there, deviation = run.points(f"eval_{level_set}/return_std")
-        if len(at) and np.array_equal(at, there):
+        if len(at) > 1 and np.array_equal(at, there):
             band = {"color": style["color"], "alpha": 0.15, "linewidth": 0, "label": _DEVIATION}
             returns.fill_between(at, mean - deviation, mean + deviation, **band)
-    _legend(figure)
+    _legend(figure, f"{run.config.env}, seed {run.config.seed}")
     return figure
 
 
@@ -316,7 +321,7 @@ def final_scores(groups: Sequence[Group]) -> Figure | None:
         label = _row_label("IQM over games", name, groups)
         rows.append((label, names.index(name), statistics.iqm, scores, published))
     figure, ax = _rows_of_scores([label for label, *_ in rows])
-    ax.set_xlabel("normalised score on unseen levels (0: no useful play, 1: perfect play)")
+    figure.supxlabel("normalised score on unseen levels (0: no useful play, 1: perfect play)")
     text = "mean over seeds" if any(len(g.runs) > 1 for g in groups) else "one seed"
     for y, (_, v, statistic, scores, published) in enumerate(rows):
         style = marker_style(v) | {"label": f"{names[v]}, {text}"}
@@ -355,7 +360,7 @@ def level_gap(groups: Sequence[Group]) -> Figure | None:
         gap = g.scores("train").mean() - g.scores("test").mean()
         text = f"gap {round(gap, 2) + 0.0:+.2f}"  # no -0.00
         ax.text(1.01, y, text, transform=ax.get_yaxis_transform(), verticalalignment="center")
-    ax.set_xlabel("normalised score (0: no useful play, 1: perfect play); mean over seeds")
+    figure.supxlabel("normalised score (0: no useful play, 1: perfect play); mean over seeds")
     ax.set_xlim(left=min(0.0, ax.get_xlim()[0]))
     _legend(figure)
     return figure
