@@ -43,7 +43,7 @@ if __name__ == "__main__":
     run = tfrl.train(
         "ppo",
         env="CartPole-v1",
-        total_steps=60_000,
+        total_steps=200_000,
         seed=1,
         run_name="own-callback",
         callbacks=[StopOnPlateau(5)],

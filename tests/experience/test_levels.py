@@ -208,7 +208,7 @@ def test_procgen_envs_play_the_chosen_levels(game, limit):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--env", "catch"], "--level-replay needs an env with levels, and catch has none"),
+        (["--env", "catch"], "--level-replay needs an env whose levels can be chosen, and catch is none"),
         (["--num-levels", "0"], "--level-replay needs training levels: give their number as --num-levels"),
         (["--num-levels", "2000000"], "at most 1,000,000 levels"),
         (["--distribution-mode", "exploration"], "exploration is a single level"),

@@ -77,7 +77,8 @@ class Config(IMPALA, RolloutSettings):
         slices = replicas * self.num_minibatches
         if self.num_envs % slices:
             by = f"--num-minibatches {self.num_minibatches}"
-            by = f"the number of replicas, {replicas}, times {by}" if replicas > 1 else by
+            made_of = f" ({workers} workers x {replicas_per_worker})" if workers > 1 else ""
+            by = f"the number of replicas, {replicas}{made_of}, times {by}" if replicas > 1 else by
             raise UserError(f"--num-envs must be divisible by {by}; got {self.num_envs}.")
         envs, part = self.num_envs // slices, self.micro_batch
         if part % self.num_steps or (part and envs * self.num_steps % part):
