@@ -216,7 +216,8 @@ class Config(PPO, LevelReplay, RolloutSettings):
         """Raises UserError if there are no levels to choose from."""
         if not registry.family(self.env).chooses_levels:
             raise UserError(
-                f"--level-replay needs an env whose levels can be chosen, and {self.env} is none: leave it out."
+                f"--level-replay needs an env whose levels can be chosen, and {self.env} is none: leave it "
+                "out."
             )
         if not self.num_levels:
             raise UserError("--level-replay needs training levels: give their number as --num-levels.")
