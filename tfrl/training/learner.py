@@ -345,7 +345,7 @@ class EnvLearner(Learner):
             "network": f"{torso}, {width}{self.agent.num_parameters:,} parameters",
         }
         if (start := self._session.started_from) is not None:
-            lines["started from"] = f"{start['run']}, at {start['env_steps']:,} env steps"
+            lines["started from"] = f"{start['run']}, at step {start['env_steps']:,}"
         return lines
 
     def check_length(self, found_steps: int) -> None:

@@ -179,7 +179,8 @@ class OfflineLearner(EnvLearner):
         """The learner's own rows of the table before training."""
         config, found = self._config, self.transitions.summary.results
         lines = super().summary()
-        text = f"{config.dataset}, {found['episodes']:,} episodes of {self.transitions.in_words()}"
+        text = f"{config.dataset}, {found['episodes']:,} episodes; "
+        text += f"to learn from: {self.transitions.in_words()}"
         returns = f"{found['return_mean']:.2f} \u00b1 {found['return_std']:.2f} an episode"
         steps = f"{config.run_steps:,} gradient steps ({config.num_updates:,} iterations)"
         return {"data": text, "its return": returns, **lines, "length": steps}
