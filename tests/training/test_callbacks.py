@@ -214,6 +214,21 @@ def test_a_gap_needs_unseen_levels(small, learner, mode, num_levels):
         assert gap == found["eval_train/normalized_return"] - found["eval_test/normalized_return"]
 
 
+def test_an_evaluation_shows_the_episodes_that_have_ended(small, learner):
+    config = small(eval_episodes=256)  # several in each env
+    session, shown = learner(config).session, []
+
+    def follow(observations, uniforms):
+        shown.append(session.console.progress.phase)
+        return np.zeros(len(observations), np.int32)
+
+    callbacks.evaluate(config, session, Acting(follow))
+    assert shown[0] == "evaluating on train levels"
+    assert any(
+        re.fullmatch(r"evaluating on (train|test) levels, \d+ of 256 episodes", text) for text in shown
+    )
+
+
 def test_each_level_set_is_played_on_its_own_levels(small, learner):
     """All balls of the one training level fall in one column, which this policy always catches."""
     config = small(num_levels=1, start_level=7, eval_episodes=32)

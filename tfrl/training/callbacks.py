@@ -63,6 +63,10 @@ def evaluate(config: RLSettings, session: Session, player: Player) -> dict[str, 
     session.raise_if_stopped()
     num_envs, each = split_episodes(config.eval_episodes)
     mine = list(range(session.runtime.worker, num_envs, session.runtime.num_workers))
+
+    def show(count: int) -> None:
+        session.console.progress.phase = f"evaluating{levels}, {count} of {len(mine) * each} episodes"
+
     for level_set in config.level_sets:
         levels = f" on {level_set} levels" if TRAIN in config.level_sets else ""
         session.phase(f"evaluating{levels}")
@@ -70,7 +74,7 @@ def evaluate(config: RLSettings, session: Session, player: Player) -> dict[str, 
         found = np.zeros((3, num_envs, each))
         if mine:
             spec, stopped = level_spec(config, level_set, num_envs), lambda: session.stop.signalled
-            played = play(player, spec, mine, episodes_each=each, broken_off=stopped)
+            played = play(player, spec, mine, episodes_each=each, broken_off=stopped, on_episode=show)
             found[:, mine] = played.returns, played.lengths, played.solved
         session.phase(f"gathering episodes{levels}")  # other workers may still be playing
         session.raise_if_stopped()  # before the results are used: some episodes may be incomplete
