@@ -23,6 +23,10 @@ def test_the_report_shows_the_scores_of_levels(tmp_path):
     figure = plots.level_scores(runs.group([runs.load(run)]))
     score, episodes = figure.axes[0].lines[0], figure.axes[1].lines[0]
     assert score.get_ydata().tolist() == episodes.get_ydata().tolist()[::-1] == list(range(9))[::-1]
+    levels.seen[0] = False
+    (run / "levels.csv").write_text(levels.table())
+    score = plots.level_scores(runs.group([runs.load(run)])).axes[0].lines[0]
+    np.testing.assert_array_equal(score.get_ydata(), [*range(8, 0, -1), np.nan])
     page = report.write([runs.load(run)], tmp_path).read_text()
     assert "<h2>Levels</h2>" in page and (tmp_path / "plots" / "level_scores.png").is_file()
 

@@ -454,13 +454,14 @@ def level_scores(groups: Sequence[Group]) -> Figure | None:
     for ax in axes.flat[len(found) :]:
         ax.set_visible(False)
     for ax, (g, levels) in zip(axes.flat, found, strict=False):
-        order = np.argsort(-levels["score"], kind="stable")
+        scores = np.where(levels["seen"] > 0, levels["score"], np.nan)  # last in the order
+        order = np.argsort(-scores, kind="stable")
         place = np.arange(1, len(order) + 1)
-        ax.plot(place, levels["score"][order], color=_COLORS[0], label="score: mean |advantage|")
+        ax.plot(place, scores[order], color=_COLORS[0], label="score: mean |advantage|")
         ax.set_title(f"{g.env}, {g.label}, seed {g.runs[0].config.seed}")
         of_episodes = ax.twinx()
         of_episodes.grid(visible=False)
         of_episodes.plot(place, levels["episodes"][order], ".", color=_COLORS[1], label="episodes (right)")
-    figure.supxlabel("levels, from the highest score to the lowest")
+    figure.supxlabel("levels, from the highest score to the lowest; then those that were not seen")
     _legend(figure)
     return figure
