@@ -216,19 +216,12 @@ def finite(value: Any) -> Any:
 # be repeated.
 _RUN_FILES = (
     *("results.json", "eval.json", "report.html", PROGRESS_FILE, EPISODES_FILE, LEVELS_FILE, EVENT_FILES),
-    *(
-        "stop",
-        LEFT_FILE,
-        FAILED_FILE,
-        "videos/*-[0-9]*.mp4",
-        "videos/*-[0-9]*.gif",
-        "policies/*.npz",
-        SETTINGS_FILE,
-    ),
+    *("stop", LEFT_FILE, FAILED_FILE, "videos/*-[0-9]*.mp4", "videos/*-[0-9]*.gif", "policies/*.npz"),
     *(f"plots/{name}.png" for name in ("learning_curve", "learning_curves", "final_scores", "training")),
     *(f"plots/{name}.png" for name in ("level_scores", "generalization_gap", "performance_profiles")),
+    SETTINGS_FILE,
 )
-_RUN_FOLDERS = ("checkpoints", "export", "phase", "heartbeats", "tensorflow", "policies/[0-9]*[0-9]")
+_RUN_FOLDERS = ("checkpoints", "export", "phase", "heartbeats", "tensorflow")
 _BEGUN_BY = ".restarted"
 """A file with the launch (`LAUNCH`) that has deleted the run before."""
 
@@ -278,7 +271,8 @@ def has_restarted(run: Path) -> bool:
 def _remove_run(run: Path) -> None:
     """Deletes the files of a run, and nothing else in its folder. Raises UserError if this fails."""
     try:
-        for path in [path for pattern in _RUN_FOLDERS for path in run.glob(pattern)]:
+        policies = [path for path in run.glob("policies/*") if path.name.isdigit()]
+        for path in [*(run / name for name in _RUN_FOLDERS), *policies]:
             if path.is_symlink():
                 path.unlink()
             elif path.is_dir():
