@@ -118,7 +118,8 @@ def test_resume_must_refuses_a_run_without_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["events.out.tfevents.1700000000.host.7.0.v2", "export", "videos", "plots", "eval.json"]
+    "name",
+    ["events.out.tfevents.1700000000.host.7.0.v2", "export", "videos", "plots", "eval.json", "levels.csv"],
 )
 def test_a_folder_that_other_programs_write_in_is_left_alone(tmp_path, name):
     config = parse(["--logdir", str(tmp_path), "--run-name", "mine"])
