@@ -19,7 +19,7 @@ import numpy as np
 from tfrl import remote
 from tfrl.algorithms.registry import reader
 from tfrl.algorithms.sac import SACAgent
-from tfrl.config.distributed import how_to_install_ray
+from tfrl.cli.errors import how_to_install
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
     config = reader("sac").parse(["--num-envs", "4", "--total-steps", "12000", *flags])
 
     if importlib.util.find_spec("ray") is None:
-        parser.exit(2, f"error: this example needs Ray, which is not installed: {how_to_install_ray()}\n")
+        parser.exit(2, f"error: this example needs Ray, which is not installed: {how_to_install('ray')}\n")
     if own.ray_address:
         remote.reach_other_machines()
     from tfrl.remote.blocks import Learner, ParameterServer, ReplayShard, RolloutWorker  # before ray

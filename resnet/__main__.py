@@ -17,7 +17,7 @@ import resnet
 from resnet import config as supervised
 from tfrl.algorithms import runs as settings
 from tfrl.cli import endings, flags
-from tfrl.cli.errors import UserError
+from tfrl.cli.errors import UserError, how_to_install
 from tfrl.cli.settings import SETTINGS_FILE, algorithm_of
 from tfrl.cli.streams import quiet_start
 
@@ -126,8 +126,8 @@ def _check_drawing(path: Path) -> None:
         raise UserError(f"--draw {path}: there is no folder {path.parent}.")
     if importlib.util.find_spec("pydot") is None or shutil.which("dot") is None:
         raise UserError(
-            "--draw needs pydot and Graphviz's program dot: pip install -r requirements-draw.txt (or "
-            "tfrl[draw]), and apt-get install graphviz."
+            "--draw needs pydot and Graphviz's program dot: "
+            f"{how_to_install('draw')}, and apt-get install graphviz"
         )
 
 

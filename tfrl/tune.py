@@ -22,11 +22,11 @@ from rich.table import Table
 
 from tfrl.algorithms import registry as settings
 from tfrl.cli import endings, flags
-from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.errors import TrainingError, UserError, how_to_install
 from tfrl.cli.flags import COUNT, NATURAL, SEVERAL, Range, flag, nearest
 from tfrl.cli.settings import expand_home
 from tfrl.cli.streams import Unbreakable, tell
-from tfrl.config.distributed import check_address, how_to_install_ray
+from tfrl.config.distributed import check_address
 from tfrl.experience.episodes import evaluation_columns
 from tfrl.library import command_of
 from tfrl.remote import reach_other_machines
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         from tfrl.remote import sweep as on_ray
     except ImportError as error:
-        raise UserError(f"sweeps need Ray Tune and its packages ({error}): {how_to_install_ray()}") from None
+        raise UserError(f"sweeps need Ray Tune and its packages ({error}): {how_to_install('ray')}") from None
 
     os.umask(os.umask(0) | 0o022)  # what a sweep makes passes `check_owner`
     files.make_folder(logdir)

@@ -11,9 +11,8 @@ from refusals import refusal
 
 from tfrl.algorithms.registry import ALGORITHMS, reader
 from tfrl.algorithms.runs import from_yaml
-from tfrl.cli.errors import UserError
+from tfrl.cli.errors import UserError, how_to_install
 from tfrl.cli.settings import preset_files, to_yaml
-from tfrl.config.distributed import how_to_install_ray
 from tfrl.run.folder import as_it_began, check_run
 
 ENVS = ("CartPole-v1", "Pendulum-v1", "HalfCheetah-v5", "MountainCarContinuous-v0", "catch", "coinrun")
@@ -56,13 +55,15 @@ def test_a_file_keeps_its_env_where_the_command_gives_another_preset(command, pr
 EXTRA = {"gymnasium": ["--no-normalize-observations"], "cookbook": [], "default": []}
 
 
-def test_an_installed_package_installs_ray_by_its_extra(tmp_path):
+def test_an_installed_package_installs_a_part_by_its_extra(tmp_path):
     for package in ("tfrl", "resnet"):  # as an installer leaves them, without a requirements file beside
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    code = "from tfrl.config import distributed; print(distributed.how_to_install_ray())"
+    code = "from tfrl.cli.errors import how_to_install; print(how_to_install('ray'))"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "pip install 'tfrl[ray]'\n", done.stderr
-    assert how_to_install_ray() == "pip install -r requirements-ray.txt"
+    for part in ("ray", "minari", "draw"):
+        assert how_to_install(part) == f"pip install -r requirements-{part}.txt"
+        assert (ROOT / f"requirements-{part}.txt").is_file()
 
 
 def test_a_threshold_is_that_of_its_own_env(tmp_path):

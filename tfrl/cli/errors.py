@@ -1,5 +1,7 @@
 """The errors that end a command. `endings.run` turns each into one sentence and an exit code."""
 
+from pathlib import Path
+
 
 class UserError(Exception):
     """Bad settings or input: one sentence with the fault, the value and what is allowed. Exit code 2."""
@@ -31,3 +33,9 @@ class PeerError(TrainingError):
     """
 
     exit_code = 75
+
+
+def how_to_install(part: str) -> str:
+    """The command that installs a part, such as "ray", for a checkout or for an installed package."""
+    in_checkout = Path(__file__).parents[2].joinpath(f"requirements-{part}.txt").is_file()
+    return f"pip install -r requirements-{part}.txt" if in_checkout else f"pip install 'tfrl[{part}]'"

@@ -7,10 +7,9 @@ import importlib.util
 import os
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypeGuard
 
-from tfrl.cli.errors import UserError
+from tfrl.cli.errors import UserError, how_to_install
 from tfrl.cli.flags import TIMEOUT, Range
 from tfrl.cli.settings import NoResult
 from tfrl.config.run import Hardware, RLSettings, RunSettings, ScheduledLearning
@@ -163,14 +162,8 @@ def check_ray(config: RLSettings) -> None:
         return
     if importlib.util.find_spec("ray") is None:
         instead = ", or give --observers 0" if wanted[0].startswith("--observers") else ""
-        raise UserError(f"{wanted[0]} needs Ray, which is not installed: {how_to_install_ray()}{instead}")
+        raise UserError(f"{wanted[0]} needs Ray, which is not installed: {how_to_install('ray')}{instead}")
     check_address(config.ray_address)
-
-
-def how_to_install_ray() -> str:
-    """The command that installs Ray, for a checkout or for an installed package."""
-    in_checkout = Path(__file__).parents[2].joinpath("requirements-ray.txt").is_file()
-    return "pip install -r requirements-ray.txt" if in_checkout else "pip install 'tfrl[ray]'"
 
 
 def check_address(address: str | None) -> None:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfrl import __version__
-from tfrl.cli.errors import UserError
+from tfrl.cli.errors import UserError, how_to_install
 from tfrl.envs import facts as env_facts
 from tfrl.envs import registry
 from tfrl.envs.facts import FACTS_FILE, Facts
@@ -429,7 +429,7 @@ def _check_one(dataset: str) -> None:
     if dataset.startswith(MINARI) or (path / MINARI_FILE).is_file():
         if importlib.util.find_spec("minari") is None:
             raise UserError(
-                f"--dataset {dataset} needs Minari, which is not installed: pip install 'tfrl[minari]'."
+                f"--dataset {dataset} needs Minari, which is not installed: {how_to_install('minari')}"
             )
     elif path.exists() and not path.is_dir():
         raise UserError(f"--dataset {dataset} is a file; give the folder of a set.")
@@ -587,7 +587,7 @@ def _open_minari(dataset: str) -> RecordedSet:
         import minari
     except ImportError:
         raise UserError(
-            f"--dataset {dataset} needs Minari, which is not installed: pip install 'tfrl[minari]'."
+            f"--dataset {dataset} needs Minari, which is not installed: {how_to_install('minari')}"
         ) from None
     name = dataset.removeprefix(MINARI)
     try:
