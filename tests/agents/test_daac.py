@@ -164,7 +164,7 @@ def test_one_update_equals_adam_on_the_oracles_gradients():
         norm = np.sqrt(sum((g**2).sum() for g in gradients.values()))
         for name, gradient in gradients.items():
             gradient = gradient * min(1.0, config.max_grad_norm / norm)
-            step = rate * gradient / (np.abs(gradient) + config.adam_epsilon / np.sqrt(0.001))
+            step = rate * gradient / (np.abs(gradient) + config.adam_epsilon)
             expected = before[name] - step
             np.testing.assert_allclose(after[name], expected, rtol=0, atol=rate * 5e-3, err_msg=name)
         present = learner.agent.get_state()

@@ -141,12 +141,15 @@ class DAACAgent(PPOAgent):
         self.metric_names += ("train/value_loss", "train/value_grad_norm")
 
     def make_steps(self) -> dict[str, GradientStep]:
-        """The gradient steps of policy, value and classifier, each with its own optimizer."""
+        """The gradient steps of policy, value and classifier, each with its own optimizer.
+
+        Adam's epsilon is the paper's (and the authors'), not that of train-procgen's PPO.
+        """
         config, own = self._config, self.network.value_networks
         of_policy = tuple(name for name in (*self.network.learned, "advantage") if name not in own)
         of_value = tuple(name for name in self.network.learned if name in own)
         value_rate = config.lr if config.critic_lr is None else config.critic_lr
-        of_ppo = super().make_steps()[UPDATE]
+        of_ppo = dataclasses.replace(super().make_steps()[UPDATE], optimizer=config.make_optimizer())
         policy = dataclasses.replace(of_ppo, learned=of_policy, rates=(config.lr,) * len(of_policy))
         value = dataclasses.replace(
             of_ppo,
