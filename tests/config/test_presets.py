@@ -47,6 +47,14 @@ def test_a_preset_has_a_summary_and_its_own_name(file):
     assert [*found.changes] == [name for name in content if name not in ("algorithm", "preset")]
 
 
+def test_impalas_paper_settings_are_those_of_a_sum_over_its_batch():
+    """Table G.1 (Espeholt et al. 2018): epsilon 0.01, norm 40; of a mean, both are smaller."""
+    config = reader("impala").parse(["--env", "coinrun", "--preset", "paper"])
+    rows = config.num_envs * config.num_steps
+    assert config.adam_epsilon * rows**2 == pytest.approx(0.01)
+    assert config.max_grad_norm * rows == pytest.approx(40.0)
+
+
 def test_a_changed_copy_of_a_preset_wins_over_the_preset(tmp_path):
     """The rest stays that of the preset, also where a line is deleted."""
     text = (ROOT / "tfrl/presets/ppo/pendulum.yaml").read_text()
