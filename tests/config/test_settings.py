@@ -286,6 +286,7 @@ BAD_FLAGS = [
     ("--no-lr", "there is no flag --no-lr"),
     ("--lr", "--lr needs a value."),
     ("--lr --gamma 1", "--lr needs a value."),
+    ("--logdir --gamma 1", "--logdir needs a value; write --logdir=... if it begins with --."),
     ("--lr fast", "--lr must be a number; got 'fast'."),
     ("--num-envs 1.5", "--num-envs must be a whole number; got '1.5'."),
     ("--num-envs inf", "--num-envs must be a whole number; got inf."),

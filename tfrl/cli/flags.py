@@ -182,6 +182,8 @@ def read_flags(
         else:
             if not equals:
                 if not tokens or tokens[-1].startswith("--"):
+                    if tokens and kinds[name] is str:
+                        raise UserError(f"{spelled} needs a value; write {spelled}=... if it begins with --.")
                     raise UserError(f"{spelled} needs a value.")
                 text = tokens.pop()
             if kinds[name] == SEVERAL:
