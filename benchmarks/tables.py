@@ -33,6 +33,7 @@ from tfrl.reporting import plots, runs, scores
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "benchmarks" / "runs"
 QUARTER = ROOT / "benchmarks" / "runs-quarter"
+HALF = ROOT / "benchmarks" / "runs-half"
 IMAGES = ROOT / "docs" / "images"
 DOCUMENTS = (
     *("README.md", "docs/results.md", "docs/algorithms.md", "docs/it-does-not-learn.md"),
@@ -44,7 +45,7 @@ _NAMES = {"ppo": "PPO", "drac": "DrAC", "ppg": "PPG", "impala": "IMPALA", "impac
 _OF_A_MILLION = ("ppo", "drac", "ppg", "impala")  # env steps
 _BELOW = "**below**"
 _WINDOW = 163_840  # env steps of ten updates of PPO
-_QUARTER = 262_144  # env steps of the short runs
+_QUARTER, _HALF = 262_144, 524_288  # env steps of the short runs
 _COLUMNS = range(_WINDOW, 983_040 + 1, _WINDOW)
 _END, _LAST = _COLUMNS[-1], 1_015_808  # of the training returns; of the runs and their evaluations
 _AMD = "2 shared cores of an AMD EPYC"
@@ -235,42 +236,52 @@ def course_table(
     return _table(["", *(f"{step:,}" for step in columns), *at_end], table)
 
 
-def _short_runs(folder: Path) -> dict[str, list[runs.StoredRun]]:
-    """The runs of 262,144 env steps in a folder, by game."""
+def _runs_in(folder: Path) -> dict[str, list[runs.StoredRun]]:
+    """The runs in a folder, by game; none if the folder is missing."""
     found: dict[str, list[runs.StoredRun]] = {}
     for run in map(runs.load, sorted(folder.glob("*-seed*"))):
         found.setdefault(run.config.env, []).append(run)
     return found
 
 
-def _at_a_quarter(found: Sequence[runs.StoredRun], level_set: str, evaluated: bool) -> list[float]:
-    """The returns after 262,144 env steps, while training or evaluated (not of longer runs)."""
-    if evaluated:
-        return [run.final_return(level_set) for run in found if run.env_steps == _QUARTER]
-    return [training(run, _QUARTER) for run in found]
+@functools.cache
+def _played() -> dict[str, list[runs.StoredRun]]:
+    """All kept runs of PPO with its defaults, by game and seed."""
+    folders = (_runs_in(QUARTER), _runs_in(HALF), {game: kept("ppo", game) for game in _GAMES})
+    games = sorted({game for folder in folders for game in folder})
+    by_game = {game: [run for folder in folders for run in folder.get(game, [])] for game in games}
+    return {game: sorted(found, key=lambda run: run.config.seed) for game, found in by_game.items()}
 
 
-def _published_at_a_quarter(game: str, level_set: str) -> list[float]:
+def _returns_at(
+    step: int, found: Sequence[runs.StoredRun], level_set: str, *, evaluated: bool
+) -> list[float]:
+    """The returns at some env steps, while training or evaluated, of the runs that have them there."""
+    if not evaluated:
+        return [training(run, step) for run in found if run.env_steps >= step]
+    evaluations = [zip(*run.evaluations(level_set), strict=True) for run in found]
+    return [float(value) for of_run in evaluations for at, value in of_run if at == step]
+
+
+def _published_at(step: int, game: str, level_set: str) -> list[float]:
     """The same of the three published runs; on unseen levels, of their last 100 episodes."""
     at, curves = published_curve(game, level_set)
     if level_set == "train":
-        return [window_mean((at, curve), _QUARTER) for curve in curves]
-    return [float(np.interp(_QUARTER, at, curve)) for curve in curves]
+        return [window_mean((at, curve), step) for curve in curves]
+    return [float(np.interp(step, at, curve)) for curve in curves]
 
 
-def quarter_table(*, only_mean: bool = False) -> str:
-    """PPO's returns after 262,144 env steps beside the published runs', a row for each game that was played.
+def games_table(step: int, *, only_mean: bool = False) -> str:
+    """PPO's returns at some env steps beside the published runs', a row for each game that has a run there.
 
     The last row, or the only one, has the means over games of the normalised returns, with standard errors.
     """
-    played = _short_runs(QUARTER)
-    played |= {game: kept("ppo", game) for game in _GAMES if game not in played}
     rows, scores = [], {"train": [], "test": []}
-    for game, found in sorted(played.items()):
+    for game, found in _played().items():
         cells = []
         for level_set, of_set in scores.items():
-            ours = _at_a_quarter(found, level_set, evaluated=level_set == "test")
-            theirs = _published_at_a_quarter(game, level_set)
+            ours = _returns_at(step, found, level_set, evaluated=level_set == "test")
+            theirs = _published_at(step, game, level_set)
             if not ours:
                 cells += ["–", "–", ""]
                 continue
@@ -279,7 +290,8 @@ def quarter_table(*, only_mean: bool = False) -> str:
             assert ends is not None, game
             low, high = ends
             of_set.append([(np.array(returns) - low) / (high - low) for returns in (ours, theirs)])
-        rows.append([game, *cells])
+        if set(cells) != {"–", ""}:
+            rows.append([game, *cells])
     means = []
     for of_set in scores.values():
         mine, theirs = over_games(*zip(*of_set, strict=True))
@@ -296,8 +308,7 @@ def variants_table() -> str:
 
     Those while training are of the levels that were replayed, so there are evaluations on training levels.
     """
-    ppo = {**{game: kept("ppo", game) for game in _GAMES}, **_short_runs(QUARTER)}
-    ours = {"PPO": ppo, **{name: _short_runs(QUARTER / folder) for name, folder in _VARIANTS.items()}}
+    ours = {"PPO": _played(), **{name: _runs_in(QUARTER / folder) for name, folder in _VARIANTS.items()}}
     rows = []
     for title, level_set, evaluated in (
         ("while training", "train", False),
@@ -306,10 +317,13 @@ def variants_table() -> str:
     ):
         of_set = []
         if (level_set, evaluated) != ("train", True):
-            theirs = [_range(_published_at_a_quarter(game, level_set)) for game in _OF_VARIANTS]
+            theirs = [_range(_published_at(_QUARTER, game, level_set)) for game in _OF_VARIANTS]
             of_set.append(["", "published PPO, 3 runs", *theirs])
         for name, played in ours.items():
-            of_games = [_at_a_quarter(played.get(game, []), level_set, evaluated) for game in _OF_VARIANTS]
+            of_games = [
+                _returns_at(_QUARTER, played.get(game, []), level_set, evaluated=evaluated)
+                for game in _OF_VARIANTS
+            ]
             of_set.append(["", name, *(_numbers(returns) or "–" for returns in of_games)])
         of_set[0][0] = title
         rows += of_set
@@ -553,7 +567,7 @@ def _completed(figure: Figure) -> Figure:
 
 
 _GAMES = ("starpilot", "fruitbot", "bigfish")
-_OF_VARIANTS = ("starpilot", "fruitbot", "ninja")
+_OF_VARIANTS = ("starpilot", "fruitbot", "ninja", "bigfish")
 _VARIANTS = {"PPO, level replay": "levels", "PPO, pooled torso": "pooled", "DAAC": "daac"}
 _OF_IMPALA = ("coinrun", "starpilot", "fruitbot")
 _OF_FLOAT32 = ("coinrun", "starpilot", "fruitbot")
@@ -578,8 +592,10 @@ BLOCKS: dict[str, Callable[[], str]] = {
         (_WINDOW, 229_376, _QUARTER, 327_680, 491_520),
         ends=False,
     ),
-    "quarter": quarter_table,
-    "quarter-mean": lambda: quarter_table(only_mean=True),
+    "quarter": lambda: games_table(_QUARTER),
+    "quarter-mean": lambda: games_table(_QUARTER, only_mean=True),
+    "half": lambda: games_table(_HALF),
+    "half-mean": lambda: games_table(_HALF, only_mean=True),
     "variants": variants_table,
     "offline": offline_table,
     "float32": float32_table,
