@@ -127,7 +127,7 @@ def _check_drawing(path: Path) -> None:
     if importlib.util.find_spec("pydot") is None or shutil.which("dot") is None:
         raise UserError(
             "--draw needs pydot and Graphviz's program dot: "
-            f"{how_to_install('draw')}, and apt-get install graphviz"
+            f"{how_to_install('draw')}, and apt-get install graphviz."
         )
 
 

@@ -429,7 +429,7 @@ def _check_one(dataset: str) -> None:
     if dataset.startswith(MINARI) or (path / MINARI_FILE).is_file():
         if importlib.util.find_spec("minari") is None:
             raise UserError(
-                f"--dataset {dataset} needs Minari, which is not installed: {how_to_install('minari')}"
+                f"--dataset {dataset} needs Minari, which is not installed: {how_to_install('minari')}."
             )
     elif path.exists() and not path.is_dir():
         raise UserError(f"--dataset {dataset} is a file; give the folder of a set.")
@@ -587,7 +587,7 @@ def _open_minari(dataset: str) -> RecordedSet:
         import minari
     except ImportError:
         raise UserError(
-            f"--dataset {dataset} needs Minari, which is not installed: {how_to_install('minari')}"
+            f"--dataset {dataset} needs Minari, which is not installed: {how_to_install('minari')}."
         ) from None
     name = dataset.removeprefix(MINARI)
     try:
