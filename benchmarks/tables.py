@@ -33,7 +33,6 @@ from tfrl.reporting import plots, runs, scores
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "benchmarks" / "runs"
 QUARTER = ROOT / "benchmarks" / "runs-quarter"
-HALF = ROOT / "benchmarks" / "runs-half"
 IMAGES = ROOT / "docs" / "images"
 DOCUMENTS = (
     *("README.md", "docs/results.md", "docs/algorithms.md", "docs/it-does-not-learn.md"),
@@ -45,7 +44,7 @@ _NAMES = {"ppo": "PPO", "drac": "DrAC", "ppg": "PPG", "impala": "IMPALA", "impac
 _OF_A_MILLION = ("ppo", "drac", "ppg", "impala")  # env steps
 _BELOW = "**below**"
 _WINDOW = 163_840  # env steps of ten updates of PPO
-_QUARTER, _HALF = 262_144, 524_288  # env steps of the short runs
+_QUARTER = 262_144  # env steps of the short runs
 _COLUMNS = range(_WINDOW, 983_040 + 1, _WINDOW)
 _END, _LAST = _COLUMNS[-1], 1_015_808  # of the training returns; of the runs and their evaluations
 _AMD = "2 shared cores of an AMD EPYC"
@@ -236,21 +235,22 @@ def course_table(
     return _table(["", *(f"{step:,}" for step in columns), *at_end], table)
 
 
-def _runs_in(folder: Path) -> dict[str, list[runs.StoredRun]]:
-    """The runs in a folder, by game; none if the folder is missing."""
-    found: dict[str, list[runs.StoredRun]] = {}
-    for run in map(runs.load, sorted(folder.glob("*-seed*"))):
-        found.setdefault(run.config.env, []).append(run)
-    return found
+def _by_game(found: Iterable[runs.StoredRun]) -> dict[str, list[runs.StoredRun]]:
+    """The runs of each game, games and seeds in order."""
+    by_game: dict[str, list[runs.StoredRun]] = {}
+    for run in sorted(found, key=lambda run: (run.config.env, run.config.seed)):
+        by_game.setdefault(run.config.env, []).append(run)
+    return by_game
+
+
+def _runs_in(folder: Path) -> list[runs.StoredRun]:
+    return [runs.load(path) for path in folder.glob("*-seed*")]
 
 
 @functools.cache
 def _played() -> dict[str, list[runs.StoredRun]]:
-    """All kept runs of PPO with its defaults, by game and seed."""
-    folders = (_runs_in(QUARTER), _runs_in(HALF), {game: kept("ppo", game) for game in _GAMES})
-    games = sorted({game for folder in folders for game in folder})
-    by_game = {game: [run for folder in folders for run in folder.get(game, [])] for game in games}
-    return {game: sorted(found, key=lambda run: run.config.seed) for game, found in by_game.items()}
+    """All kept runs of PPO with its defaults, by game."""
+    return _by_game(_runs_in(QUARTER) + [run for game in _GAMES for run in kept("ppo", game)])
 
 
 def _returns_at(
@@ -290,8 +290,7 @@ def games_table(step: int, *, only_mean: bool = False) -> str:
             assert ends is not None, game
             low, high = ends
             of_set.append([(np.array(returns) - low) / (high - low) for returns in (ours, theirs)])
-        if set(cells) != {"–", ""}:
-            rows.append([game, *cells])
+        rows.append([game, *cells])
     means = []
     for of_set in scores.values():
         mine, theirs = over_games(*zip(*of_set, strict=True))
@@ -308,7 +307,8 @@ def variants_table() -> str:
 
     Those while training are of the levels that were replayed, so there are evaluations on training levels.
     """
-    ours = {"PPO": _played(), **{name: _runs_in(QUARTER / folder) for name, folder in _VARIANTS.items()}}
+    ours = {name: _by_game(_runs_in(QUARTER / folder)) for name, folder in _VARIANTS.items()}
+    ours = {"PPO": _played(), **ours}
     rows = []
     for title, level_set, evaluated in (
         ("while training", "train", False),
@@ -594,8 +594,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     ),
     "quarter": lambda: games_table(_QUARTER),
     "quarter-mean": lambda: games_table(_QUARTER, only_mean=True),
-    "half": lambda: games_table(_HALF),
-    "half-mean": lambda: games_table(_HALF, only_mean=True),
     "variants": variants_table,
     "offline": offline_table,
     "float32": float32_table,
