@@ -272,7 +272,7 @@ def _published_at(step: int, game: str, level_set: str) -> list[float]:
 
 
 def games_table(step: int, *, only_mean: bool = False) -> str:
-    """PPO's returns at some env steps beside the published runs', a row for each game that has a run there.
+    """PPO's returns at some env steps beside the published runs', a row for each game.
 
     The last row, or the only one, has the means over games of the normalised returns, with standard errors.
     """
