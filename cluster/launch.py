@@ -290,11 +290,11 @@ def launch(
         if code == BAD_SETTINGS:
             end, why = BAD_SETTINGS, f"; all {called}s are stopped"
         elif told:
-            end, why = FAILED, " while all were being stopped; the last checkpoint counts"
+            end, why = FAILED, " while all were being stopped; a resume begins from the last checkpoint"
         elif code == FAILED:
             end, why = FAILED, "; not restarted, because it would fail again"
         elif stop.first:
-            end, why = endings.STOP_CODES[stop.first], "; not restarted, as told to stop"
+            end, why = endings.STOP_CODES[stop.first], "; not restarted, because a stop was requested"
         elif failures > max_restarts:
             end, why = FAILED, f"; no restarts are left (--max-restarts {max_restarts})"
         reason = describe(called, culprit, code, places[culprit].host, started=culprit in team.started)

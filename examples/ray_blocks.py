@@ -55,7 +55,7 @@ def main() -> None:
         replay = [ReplayShard.remote(config, {w: envs[w] for w in group}, noise) for group in groups]
         workers = [RolloutWorker.remote(w, config, envs[w], parameters, replay[w // per_shard]) for w in envs]
 
-        gradient_steps, batches = 0, config.most_gradient_steps
+        gradient_steps, batches = 0, config.max_gradient_steps_per_call
         for iteration in range(config.num_updates):
             playing = [worker.collect.remote(iteration) for worker in workers]
             metrics: dict[str, float] = {}

@@ -26,7 +26,7 @@ OWN = "procgen_frames"
 OWN_CONFIGS = ("games", "games-mini")
 """Configurations of the project's own data set; the first is the default."""
 
-MOST_IMAGES = 1_000_000
+MAX_IMAGES = 1_000_000
 """The most images of a gradient step."""
 
 
@@ -73,7 +73,7 @@ class Learning:
     """Passes over the training images."""
     max_steps: Annotated[int, NATURAL] = 0
     """End after this many gradient steps; 0: --epochs decides."""
-    batch_size: Annotated[int, Range(1, MOST_IMAGES)] = 32
+    batch_size: Annotated[int, Range(1, MAX_IMAGES)] = 32
     """Images of a gradient step, all workers together; must be divisible by the number of replicas."""
     optimizer: Literal["sgd", "adam", "nadam", "rmsprop"] = "sgd"
     """sgd: with momentum 0.9; rmsprop: with decay 0.9. The others of their settings are Keras's."""

@@ -59,7 +59,10 @@ _OPTIMIZERS: dict[str, Optimizer] = {
 
 
 class Classifier:
-    """A network for images of shape (H, W, C), its optimizer, and the functions that train and test it."""
+    """A network for images of shape (H, W, C), its optimizer, and the functions that train and test it.
+
+    Raises ValueError if the network of the zoo cannot take images of this shape.
+    """
 
     def __init__(
         self, config: Config, runtime: Runtime, *, image_shape: tuple[int, ...], classes: int

@@ -1,6 +1,6 @@
 """Convolutions and ReLUs at the speed of the hardware: what TensorFlow does slowly, or wrongly, on CPUs.
 
-docs/notebook/bfloat16.md has the times. On GPUs all functions use TensorFlow's usual operations.
+docs/notebook/bfloat16-speed.md has the times. On GPUs all functions use TensorFlow's usual operations.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ def portable() -> Iterator[None]:
 
 
 def relu(x: tf.Tensor) -> tf.Tensor:
-    """max(x, 0), in the shape and dtype of x; NaN stays NaN.
+    """max(x, 0) (below a magnitude of 2^121), in the shape and dtype of x; NaN stays NaN.
 
     On CPUs TensorFlow is twice as fast in float16 as in bfloat16, which it computes in float32 with rounding.
     So a bfloat16 number is read as the float16 number of the same bits: its sign and its order are the same,
-    and NaN is NaN. Numbers from 2^121 on, -inf among them, are NaN in float16, and stay as they are.
+    and NaN is NaN. Inputs of a magnitude of 2^121 or more, infinities among them, are NaN in float16. So they
+    pass unchanged, negative ones too.
     """
     if not _reads_as_float16(x):
         return tf.nn.relu(x)

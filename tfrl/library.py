@@ -160,7 +160,7 @@ def trainer(
     *,
     env: str | MakeEnv | None = None,
     network: str | MakeFeatures | Mapping[str, str | MakeFeatures] | None = None,
-    callbacks: Sequence[Callback | str] = (),
+    callbacks: Sequence[Callback | Any] = (),
     **settings: Any,
 ) -> Trainer:
     """A run whose loop is your own: the same bits as `train` with the same arguments.
@@ -420,8 +420,9 @@ class Policy:
             --memory-inputs.
 
         Returns:
-          The action for `env.step`: an int, or a float32 array [D] within the bounds of the env's Box. For a
-          batch, an array [B, ...]. A recurrent policy returns (action, next state).
+          The action for `env.step`: an int for Discrete actions, a float32 array within the bounds of the
+          env's Box, or for MultiDiscrete and MultiBinary an array in the env's shape and dtype. For a batch,
+          an array [B, ...]. A recurrent policy returns (action, next state).
 
         Raises:
           SettingsError: the observation or the state has another shape than the policy needs.

@@ -36,7 +36,7 @@ from tfrl.run import files
 from tfrl.run.folder import EVALUATION_FILE, read_json
 
 _USAGE = "python -m tfrl.report RUN [RUN ...]"
-_MOST_VIDEOS = 4
+_MAX_VIDEOS = 4
 _RUN_COLUMNS = 6  # more runs of one variant share a column
 _VIDEO_LIMIT = 12_000_000  # bytes: a page with larger videos opens slowly
 _CAPTIONS = {
@@ -454,7 +454,7 @@ def _videos(runs: Sequence[StoredRun]) -> str:
             )
             caption = f"<figcaption>{_text(name)}: {_text(file.name)}</figcaption>"
             shown.append(f"<figure>{tag}{caption}</figure>")
-    return f"<h2>Videos</h2><div class='videos'>{''.join(shown[:_MOST_VIDEOS])}</div>" if shown else ""
+    return f"<h2>Videos</h2><div class='videos'>{''.join(shown[:_MAX_VIDEOS])}</div>" if shown else ""
 
 
 def _evaluations(runs: Sequence[StoredRun]) -> list[dict[str, str]]:

@@ -37,8 +37,8 @@ from tfrl.run.folder import locked, read_json
 _USAGE = "python -m tfrl.tune"
 _EXAMPLE = f"{_USAGE} --grid lr=5e-4,1e-3 -- ppo --env CartPole-v1"
 _SUMMARY = f"""Trains one algorithm with many settings and prints which are best: {_EXAMPLE}. --grid and
---sample may be given several times. The algorithm and its flags, for all trials, come last; -- may stand
-before them."""
+--sample may be given several times. The algorithm and its flags, for all trials, come last; a --
+before them is optional."""
 _PLAN_FILE = "sweep.json"
 _ENDED = ("done", "ended early")
 

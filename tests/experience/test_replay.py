@@ -189,8 +189,8 @@ def test_weights_undo_the_priorities_of_every_env_alike():
     batch = replay.sample(generators([0, 1], 1), 20_000, 10, beta=1.0)
     means = batch.weight.mean(axis=(0, 2), dtype=float)
     assert means[0] == pytest.approx(means[1], rel=0.2) and batch.weight.max() <= 1
-    assert replay.least_share() == pytest.approx(min(t.least / t.total for t in replay._priorities))
-    apart = replay.sample(generators([0, 1], 1), 2, 10, beta=1.0, least=replay.least_share() / 2)
+    assert replay.min_probability() == pytest.approx(min(t.least / t.total for t in replay._priorities))
+    apart = replay.sample(generators([0, 1], 1), 2, 10, beta=1.0, least=replay.min_probability() / 2)
     np.testing.assert_allclose(
         apart.weight * 2, replay.sample(generators([0, 1], 1), 2, 10).weight, rtol=1e-6
     )
@@ -236,7 +236,7 @@ def restored(store, envs, rows, **settings):
 
 
 def assert_same(one, other, envs_of_one, envs_of_other, key):
-    least = one.least_share() if one._priorities else None
+    least = one.min_probability() if one._priorities else None
     a = one.sample(generators(envs_of_one, key), 6, 9)
     b = other.sample(generators(envs_of_other, key), 6, 9, least=least)
     columns = [envs_of_one.index(i) for i in envs_of_other]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tfrl.networks.numpy_policy import NumpyActorCritic, NumpyPolicy
 
 
-_MOST_ENVS = 16
+_MAX_ENVS = 16
 """The largest number of training envs, all workers together, for which NumPy is faster than TensorFlow
 (`benchmarks.small_networks`).
 """
@@ -62,7 +62,7 @@ class ActingNetwork:
             from tfrl.networks.numpy_policy import policy_in_numpy  # which imports Keras
 
             self.numpy_policy = policy_in_numpy(network)
-        self.training_policy = self.numpy_policy if config.num_envs <= _MOST_ENVS else None
+        self.training_policy = self.numpy_policy if config.num_envs <= _MAX_ENVS else None
         self._array_pass: Callable[[np.ndarray], np.ndarray] | None = None
 
     def forget_weights(self) -> None:

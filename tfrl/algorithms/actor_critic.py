@@ -228,10 +228,10 @@ def flat(x: tf.Tensor) -> tf.Tensor:
     return tf.reshape(x, (-1, *x.shape[2:]))
 
 
-def units_of_part(units: int, rows_each: int, most_rows: int) -> int:
+def units_of_part(units: int, rows_each: int, max_rows: int) -> int:
     """The number of units, such as whole sequences, of a part.
 
-    It divides `units`. A part has at most `most_rows` rows, but at least one unit.
+    It divides `units`. A part has at most `max_rows` rows, but at least one unit.
     """
-    most = max(1, most_rows // rows_each)
+    most = max(1, max_rows // rows_each)
     return max(d for d in range(1, min(most, units) + 1) if units % d == 0)

@@ -113,6 +113,11 @@ class DQNAgent(ReplayAgent):
         return {"q": self.make_step(("q",), self._loss, metrics, rates=rates)}
 
     def _loss(self, weights: Weights, rows: Rows) -> Losses:
+        """The loss of n transitions, float32 [n] (Mnih et al. 2015; van Hasselt et al. 2016).
+
+        `rows` has the transitions of a batch by name: `observation`, `action`, `reward`, `discount`,
+        `next_observation`. Metrics: those of `td_losses`.
+        """
         config, q_of = self._config, self.network.functions["q"]
         following, mask = rows["next_observation"], self.network.entrance.mask
         next_q = mask(following, q_of(weights[TARGET + "q"], following))

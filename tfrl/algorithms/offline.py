@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 _PART_ROWS = 128
-_MOST_AT_ONCE = 50  # gradient steps of a call
+_MAX_AT_ONCE = 50  # gradient steps of a call
 _BYTES_AT_ONCE = 2**26  # of their batches
 _LEVELS = ("distribution_mode", "num_levels", "start_level")
 _OF_THE_SET = ("env", "env_kwargs", "frame_skip", "max_episode_steps", "action_masks", *_LEVELS)
@@ -129,11 +129,11 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
         return False
 
     @property
-    def most_gradient_steps(self) -> int:
+    def max_gradient_steps_per_call(self) -> int:
         """The number of gradient steps of one call, whose batches are in memory together."""
         observation = registry.specs(self)[0]
         row = 2 * math.prod(observation.shape) * np.dtype(observation.dtype).itemsize
-        most = max(1, min(_MOST_AT_ONCE, _BYTES_AT_ONCE // (row * self.batch_size)))
+        most = max(1, min(_MAX_AT_ONCE, _BYTES_AT_ONCE // (row * self.batch_size)))
         return max(n for n in range(1, most + 1) if self.iteration_steps % n == 0)
 
     def check_topology(self, workers: int, replicas_per_worker: int) -> None:

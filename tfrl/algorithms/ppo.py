@@ -22,7 +22,7 @@ from tfrl.cli.settings import preset_files
 from tfrl.config.distributed import DISTRIBUTED_SECTIONS
 from tfrl.config.run import NetworkSettings, Task
 from tfrl.envs import registry
-from tfrl.experience.levels import MOST_LEVELS, LevelReplay
+from tfrl.experience.levels import MAX_LEVELS, LevelReplay
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, returns
 from tfrl.ops.graph import compiled, graph, tf
@@ -67,8 +67,8 @@ class PPO(Rollouts):
     renew_advantages: bool = False
     """Compute values and advantages again before every epoch, with the current weights."""
     dropout: Annotated[float, Range(0, 0.99)] = 0.0
-    """Share of the torso's features that are dropped in training, before the heads of policy and value. An
-    env step drops the same features when it is acted and when it is learned from. Evaluations drop none."""
+    """Share of the torso's features that are dropped in training, before the heads of policy and value. For
+    each env step, acting and learning drop the same features. Evaluations drop none."""
     value_coef: Annotated[float, NOT_NEGATIVE] = 0.5
     """Weight of the value loss, which is half the squared error (see --clip-value and --value-loss)."""
     target_kl: Annotated[float | None, POSITIVE] = None
@@ -115,7 +115,7 @@ class Config(PPO, LevelReplay, RolloutSettings):
         return self.num_minibatches // math.gcd(self.num_minibatches, self.num_steps // self.sequence_steps)
 
     @property
-    def least_parts(self) -> int:
+    def min_parts(self) -> int:
         """The least number of equal parts of a minibatch on CPUs. For small networks, the largest number of
         replicas, up to 4, that can share the envs.
         """
@@ -221,9 +221,9 @@ class Config(PPO, LevelReplay, RolloutSettings):
             )
         if not self.num_levels:
             raise UserError("--level-replay needs training levels: give their number as --num-levels.")
-        if self.num_levels > MOST_LEVELS:
+        if self.num_levels > MAX_LEVELS:
             raise UserError(
-                f"--level-replay keeps scores of at most {MOST_LEVELS:,} levels; got --num-levels "
+                f"--level-replay keeps scores of at most {MAX_LEVELS:,} levels; got --num-levels "
                 f"{self.num_levels}."
             )
         if self.distribution_mode == "exploration":

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 _PART_ROWS = 128
 _ENVS_OF_ACTORS = 8
-_MOST_AT_ONCE = 256  # gradient steps; more in a call would not be faster
-_MOST_AT_ONCE_OF_IMAGES = 16  # a stop waits for the end of a call, and such a step may take seconds
+_MAX_AT_ONCE = 256  # gradient steps; more in a call would not be faster
+_MAX_AT_ONCE_OF_IMAGES = 16  # a stop waits for the end of a call, and such a step may take seconds
 
 
 @dataclass(frozen=True)
@@ -134,10 +134,10 @@ class ReplaySettings(ReplayLearning, DistributedSettings, BufferSettings):
         return self.has_one_topology
 
     @property
-    def most_gradient_steps(self) -> int:
+    def max_gradient_steps_per_call(self) -> int:
         """The largest number of gradient steps of one call, whose batches are in memory together."""
         due = math.ceil(max(self.train_every, self.num_envs) * self.updates_per_step)
-        return min(max(1, due), _MOST_AT_ONCE if self.small_network else _MOST_AT_ONCE_OF_IMAGES)
+        return min(max(1, due), _MAX_AT_ONCE if self.small_network else _MAX_AT_ONCE_OF_IMAGES)
 
     def gradient_steps_due(self, env_steps: int) -> int:
         """The number of gradient steps that are due after `env_steps` env steps, exactly: 90 x 0.7 is 63."""

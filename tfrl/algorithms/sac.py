@@ -165,6 +165,11 @@ class SACAgent(ReplayAgent):
         return self.network.distribution(self.network.outputs(weights, observations)[0])
 
     def _critic_loss(self, weights: Weights, rows: Rows) -> Losses:
+        """The critics' loss of n rows, float32 [n] (Haarnoja et al. 2018, arXiv:1812.05905, equation 5).
+
+        `rows` has the transitions of a batch by name (`observation`, `action`, `reward`, `discount`,
+        `next_observation`) and `noise`. Metrics: those of `td_losses`.
+        """
         alpha, policy = tf.exp(weights[_LOG_ALPHA]), self._policy(weights, rows["next_observation"])
         if self._discrete:
             qs = self.network.qs(weights, TARGET, rows["next_observation"])
@@ -182,6 +187,7 @@ class SACAgent(ReplayAgent):
         return self.td_losses(taken, target, rows)
 
     def _actor_loss(self, weights: Weights, rows: Rows) -> Losses:
+        """The loss of actor and temperature for continuous actions, float32 [n] (equations 9 and 18)."""
         policy = self._policy(weights, rows["observation"])
         actions, log_prob = policy.sample_with_log_prob(rows["noise"][:, self.network.noise_size :])
         qs = self.network.qs(weights, "", rows["observation"], actions)
@@ -192,6 +198,7 @@ class SACAgent(ReplayAgent):
         return self._with_temperature(weights, loss, -log_prob, target)
 
     def _discrete_actor_loss(self, weights: Weights, rows: Rows) -> Losses:
+        """The same for discrete actions (Christodoulou 2019, arXiv:1910.07207)."""
         log_probs = self._policy(weights, rows["observation"]).log_probs
         qs = self.network.qs(weights, "", rows["observation"])
         loss = q_learning.discrete_soft_actor_loss(self._combined(qs), log_probs, tf.exp(weights[_LOG_ALPHA]))

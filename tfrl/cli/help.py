@@ -12,8 +12,9 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
-_MOST_COLUMNS = 140
+_MAX_COLUMNS = 140
 _TEXTS_AT = 27  # the column where the texts of the flags begin
+_INDENT = 2  # of the line under a title
 
 
 class Group(NamedTuple):
@@ -36,7 +37,7 @@ class Group(NamedTuple):
 
 def print_help(usage: str, description: str, groups: Iterable[Group]) -> NoReturn:
     """Prints the help of a command to stdout, and raises SystemExit(0)."""
-    width = min(shutil.get_terminal_size().columns, _MOST_COLUMNS) - 2
+    width = min(shutil.get_terminal_size().columns, _MAX_COLUMNS) - 2
     # argparse formats the texts with %.
     parser = argparse.ArgumentParser(
         usage=f"{usage} [OPTIONS]".replace("%", "%%"),
@@ -46,7 +47,9 @@ def print_help(usage: str, description: str, groups: Iterable[Group]) -> NoRetur
         formatter_class=lambda prog: _Formatter(prog, max_help_position=_TEXTS_AT, width=width),
     )
     for group in groups:
-        section: Any = parser.add_argument_group(group.title, group.about) if group.title else parser
+        section: Any = parser
+        if group.title:
+            section = parser.add_argument_group(group.title, _wrapped(group.about, width - _INDENT))
         for name, kind in group.kinds.items():
             is_repeatable = typing.get_origin(kind) is tuple
             more = "repeatable" if is_repeatable else f"default: {_spelled(group.values[name])}"

@@ -150,13 +150,13 @@ class Settings(RunSettings, Hardware, ABC):
       sections: dataclasses that together have all fields: the groups of --help. The text under a field is its
         help.
       aliases: further names of fields.
-      kept_by_run: settings that the run in the folder gives where they are None.
+      inherit_from_run: settings that the run in the folder gives where they are None.
       step_name: the name of one step in messages; a checkpoint has its number.
     """
 
     sections: ClassVar[tuple[type, ...]]
     aliases: ClassVar[Mapping[str, str]] = {"learning_rate": "lr"}
-    kept_by_run: ClassVar[tuple[str, ...]] = ()
+    inherit_from_run: ClassVar[tuple[str, ...]] = ()
     step_name: ClassVar[str] = "update"
 
     algorithm: str = ""
@@ -223,7 +223,7 @@ class Settings(RunSettings, Hardware, ABC):
         return False
 
     @property
-    def least_parts(self) -> int:
+    def min_parts(self) -> int:
         """The least number of equal parts of a minibatch on CPUs, which 1, 2 or 4 replicas can share."""
         return 4
 
@@ -342,7 +342,7 @@ class Reader(Generic[SettingsT]):
         path = flags.pop("config", None)
         file = self._left_of_file(path, flags.get("preset")) if path else {}
         config = self._over_preset({**self.kind.derive(file), **file, **self.kind.derive(flags), **flags})
-        kept = self._kept_by_run(config)
+        kept = self._inherited_from_run(config)
         complete = dataclasses.replace(config, **kept).complete()
         try:
             self.validate(complete)
@@ -425,9 +425,9 @@ class Reader(Generic[SettingsT]):
         named = {"algorithm": self.algorithm, "preset": preset}
         return self.kind(**{**self.defaults, **self.changes_of(preset), **given, **named})
 
-    def _kept_by_run(self, config: SettingsT) -> dict[str, Any]:
+    def _inherited_from_run(self, config: SettingsT) -> dict[str, Any]:
         """The settings that are left open and that the run in the folder gives, if it has this algorithm."""
-        left_open = [name for name in config.kept_by_run if getattr(config, name) is None]
+        left_open = [name for name in config.inherit_from_run if getattr(config, name) is None]
         file = config.run_dir / SETTINGS_FILE
         if not left_open or config.resume in ("never", "restart") or algorithm_of(file) != self.algorithm:
             return {}
@@ -461,7 +461,7 @@ class Reader(Generic[SettingsT]):
             kinds = typing.get_type_hints(section) | {"preset": mine["preset"]}
             of_section = {field.name: kinds[field.name] for field in dataclasses.fields(section)}
             yield (
-                section.__name__.removesuffix("Settings"),
+                _title(section.__name__.removesuffix("Settings")),
                 _first_line(section),
                 of_section,
                 texts | texts_of(section),
@@ -469,6 +469,11 @@ class Reader(Generic[SettingsT]):
             if section is self.kind.sections[0]:
                 own = {name: mine[name] for name in own_settings(self.kind)}
                 yield self.own, _first_line(self.kind), own, texts
+
+
+def _title(name: str) -> str:
+    """The words of a class's name: LevelReplay is "Level replay"."""
+    return re.sub(r"(?<=[a-z])[A-Z]", lambda found: f" {found[0].lower()}", name)
 
 
 def _first_line(kind: type) -> str:

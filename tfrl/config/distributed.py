@@ -70,7 +70,7 @@ class DistributedSettings(Actors, Learners, Lag, ScheduledLearning, RLSettings):
     """
 
     default_lag: ClassVar[int] = 0
-    kept_by_run: ClassVar[tuple[str, ...]] = ("lag", "num_envs")
+    inherit_from_run: ClassVar[tuple[str, ...]] = ("lag", "num_envs")
 
     @property
     def is_ahead(self) -> bool:

@@ -37,7 +37,7 @@ DECIDE_MLP = ("hidden", "activation")
 DECIDE_MEMORY = ("memory_size", "memory_inputs", "sequence_length")
 """Settings that have an effect only with --memory."""
 
-_MOST_LAYERS, _MOST_UNITS = 16, 65_536
+_MAX_LAYERS, _MAX_UNITS = 16, 65_536
 ACTIVATIONS = (
     *("tanh", "relu", "elu", "gelu", "silu", "celu", "exponential", "hard_shrink", "hard_sigmoid"),
     *("hard_silu", "hard_swish", "hard_tanh", "leaky_relu", "linear", "log_sigmoid", "log_softmax", "mish"),
@@ -74,13 +74,13 @@ class Torso:
     def hidden_units(self) -> tuple[int, ...]:
         """The units of each layer of mlp. Raises UserError if --hidden is no such list."""
         words = self.hidden.replace(" ", "").split(",")
-        if not all(word.isdecimal() and 1 <= int(word) <= _MOST_UNITS for word in words):
+        if not all(word.isdecimal() and 1 <= int(word) <= _MAX_UNITS for word in words):
             raise UserError(
                 "--hidden must list the units of each layer, such as 256,256, each from 1 to "
-                f"{_MOST_UNITS}; got {self.hidden!r}."
+                f"{_MAX_UNITS}; got {self.hidden!r}."
             )
-        if len(words) > _MOST_LAYERS:
-            raise UserError(f"--hidden must be at most {_MOST_LAYERS} layers; got {len(words)}.")
+        if len(words) > _MAX_LAYERS:
+            raise UserError(f"--hidden must be at most {_MAX_LAYERS} layers; got {len(words)}.")
         return tuple(map(int, words))
 
     @property
@@ -225,9 +225,8 @@ class Task(EnvSettings):
     """Truncate an episode after this many steps of the agent, in training and evaluation. None: the env's own
     limit."""
     action_masks: Literal["auto", "never", "must"] = "auto"
-    """Use info["action_mask"] of envs with Discrete or MultiDiscrete actions: forbidden actions get
-    probability 0. auto: if the env's reset gives a mask; never: ignore masks; must: refuse an env without a
-    mask."""
+    """Action masks of envs with discrete actions (docs/envs.md): forbidden actions get probability 0. auto:
+    if the env has masks; never: ignore masks; must: refuse an env without masks."""
     preset: str = "openai-easy"
     """A whole set of defaults; --help lists the presets. Flags and files win over it. Without this flag, the
     env's own preset is used."""
@@ -294,7 +293,7 @@ class Task(EnvSettings):
 
 @dataclass(frozen=True)
 class Hardware(settings.Hardware):
-    """The hardware. It does not change the result, up to rounding."""
+    """The devices and threads. They do not change the result, up to rounding."""
 
     env_threads: Annotated[int, Range(0, 1024)] = 0
     """Threads that step the envs of this process; 0: chosen by the number of cores."""

@@ -24,12 +24,12 @@ from tfrl.run import rng
 
 # The envs
 
-_MOST_ENVS = 64
+_MAX_ENVS = 64
 
 
 def split_episodes(episodes: int) -> tuple[int, int]:
     """The number of envs, and of episodes in each, for at least `episodes` episodes."""
-    num_envs = min(episodes, _MOST_ENVS)
+    num_envs = min(episodes, _MAX_ENVS)
     return num_envs, -(-episodes // num_envs)
 
 

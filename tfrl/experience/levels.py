@@ -24,7 +24,7 @@ import numpy as np
 from tfrl.cli.flags import FRACTION, POSITIVE
 from tfrl.run import rng
 
-MOST_LEVELS = 1_000_000
+MAX_LEVELS = 1_000_000
 """The largest number of levels; their numbers from the first level on are exact in float32."""
 
 
@@ -33,8 +33,9 @@ class LevelReplay:
     """Prioritized Level Replay: choose the training levels by how much there is to learn from them."""
 
     level_replay: bool = False
-    """Choose the level of each new training episode by the scores of the levels. Evaluations stay uniform.
-    For procgen, and for your own envs whose reset(options={"level": n}) begins level n, with --num-levels."""
+    """Choose the level of each new training episode by the scores of the levels. Evaluations choose levels
+    uniformly. For procgen, and for your own envs whose reset(options={"level": n}) begins level n, with
+    --num-levels."""
     level_temperature: Annotated[float, POSITIVE] = 0.1
     """A lower temperature prefers the levels with the highest scores more."""
     level_staleness: Annotated[float, FRACTION] = 0.1

@@ -146,7 +146,7 @@ class ReplayBuffer:
 
     # Sampling
 
-    def least_share(self) -> float:
+    def min_probability(self) -> float:
         """The smallest probability of a row among the rows of its env, for all rows that can be drawn."""
         self._rank_new_rows()
         return min(tree.least / tree.total for tree in self._priorities)
@@ -167,11 +167,11 @@ class ReplayBuffer:
           batches: K.
           rows_each: b.
           beta: the exponent of the importance-sampling weights.
-          least: `least_share` of all envs of all workers; None: these envs are all.
+          least: `min_probability` of all envs of all workers; None: these envs are all.
         """
         size = (batches, rows_each)
         if self._priorities:
-            least = self.least_share() if least is None else least
+            least = self.min_probability() if least is None else least
             drawn = [self._draw(i, g.random(size), beta, least) for i, g in enumerate(generators)]
             rows, weights = (np.stack(x, axis=1) for x in zip(*drawn, strict=True))
         else:

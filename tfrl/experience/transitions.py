@@ -23,7 +23,7 @@ from tfrl.run import rng
 from tfrl.workers import machine
 
 _SHARE = 0.3  # of the memory, for what is held; concatenating it takes as much again for a moment
-_MOST_VALIDATED = 8192  # transitions of validation episodes that are held
+_MAX_VALIDATED = 8192  # transitions of validation episodes that are held
 _BATCHES, _SHARDS = 0, 1  # keys of random numbers
 
 
@@ -197,13 +197,13 @@ class Transitions:
             self.summary.shards.append((block.nbytes, len(block.at)))
             if spec.num_numbers and len(block.at):
                 self._take_in(spec.numbers(block.observations[block.at]))
-            if sum(len(episode.rewards) for episode in held) < _MOST_VALIDATED:
+            if sum(len(episode.rewards) for episode in held) < _MAX_VALIDATED:
                 held += validation
             whole = whole and (window is not None or self.summary.num_bytes <= limit)
             kept = [*kept, block] if whole else []
             on_shard(number + 1)
         block = Block.of(held, self._spaces)
-        at = block.at[:_MOST_VALIDATED]
+        at = block.at[:_MAX_VALIDATED]
         self.validation = block.observations[at], block.actions[at]
         return kept
 

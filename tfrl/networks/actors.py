@@ -56,7 +56,10 @@ class ActorAndCritics(Network):
     def qs(self, weights: Weights, prefix: str, *inputs: tf.Tensor) -> tf.Tensor:
         """The values of all critics, float32 [N, B], or [N, B, A] for discrete actions.
 
-        With the prefix `TARGET`, those of their target networks.
+        Args:
+          weights: the vectors of all networks, by name.
+          prefix: "" for the critics themselves, `TARGET` for their target networks.
+          inputs: observations [B, ...]; for continuous actions also actions in [-1, 1], float32 [B, D].
         """
         return tf.stack([self.functions[name](weights[prefix + name], *inputs) for name in self.critics])
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tfrl.ops.graph import tf
 
-_MOST_LOG_RATIO = 50.0  # of a metric: the sum of its exponentials stays finite in float32
+_MAX_LOG_RATIO = 50.0  # of a metric: the sum of its exponentials stays finite in float32
 
 
 def clipped_surrogate(ratio: tf.Tensor, advantage: tf.Tensor, clip_ratio: float) -> tf.Tensor:
@@ -76,7 +76,7 @@ def approx_kl(log_ratio: tf.Tensor) -> tf.Tensor:
     John Schulman, "Approximating KL divergence" (2020), http://joschu.net/blog/kl-approx.html, k3.
     A log-ratio above 50 counts as 50 in the exponential, so the estimate stays finite.
     """
-    return tf.exp(tf.minimum(log_ratio, _MOST_LOG_RATIO)) - 1.0 - log_ratio
+    return tf.exp(tf.minimum(log_ratio, _MAX_LOG_RATIO)) - 1.0 - log_ratio
 
 
 def categorical_kl(logits_p: tf.Tensor, logits_q: tf.Tensor) -> tf.Tensor:

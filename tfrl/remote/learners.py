@@ -19,7 +19,7 @@ from tfrl.config.distributed import LEARNER, DistributedSettings
 from tfrl.remote.cluster import Cluster, RayError, free_cpus, ray, serve_driver
 
 _LISTEN = 0.2  # seconds that a host waits for output of its agent before it answers
-_MOST_FAILURES = 3  # failed starts in a row
+_MAX_FAILURES = 3  # failed starts in a row
 _LOOK_EVERY = 1.0  # seconds between two checks for a stop of the run
 
 
@@ -161,7 +161,7 @@ class Nodes:
             except RayError as error:  # a node was lost just now
                 self._end_hosts()
                 failures += 1
-                if failures > _MOST_FAILURES:
+                if failures > _MAX_FAILURES:
                     first = str(error).strip().splitlines()[0]
                     raise TrainingError(f"no learner could be started on Ray: {first}") from error
         return []

@@ -53,7 +53,7 @@ _OF_ALL_ALGORITHMS = {
     "rollout/episode_length": "episode length (env steps)",
     "time/env_steps_per_second": "throughput (env steps/s)",
 }
-_MOST_LINES = 6  # that have a style each
+_MAX_LINES = 6  # that have a style each
 _FEW_POINTS = 20  # with markers, because a line of one point is invisible
 
 
@@ -245,7 +245,7 @@ def save_learning_curve(run: StoredRun) -> Path:
 def training(groups: Sequence[Group]) -> Figure | None:
     """Draws losses, KL, entropy and throughput against env steps, one line for each run."""
     runs, labels = [run for g in groups for run in g.runs], [g.label for g in groups for _ in g.runs]
-    if len(runs) <= _MOST_LINES:
+    if len(runs) <= _MAX_LINES:
         labels = run_names(runs)
     counts = Counter(labels)
     places = {label: v for v, label in enumerate(counts)}

@@ -407,9 +407,9 @@ def _labels(runs: Sequence[StoredRun]) -> list[str]:
         task = _TASK & _differing([every[i] for i in peers]).keys()
         if len({runs[i].config.total_steps for i in peers}) == 1:
             task.discard("total_steps")  # each algorithm rounds it to its own updates
-        decisive = hyperparameters(runs[alike[0]].config).keys() | {"eval_greedy"}
-        decisive -= {"algorithm", "env", "preset", "seed"}
-        return sorted(decisive & (_differing([every[i] for i in alike]).keys() | task))
+        compared = hyperparameters(runs[alike[0]].config).keys() | {"eval_greedy"}
+        compared -= {"algorithm", "env", "preset", "seed"}
+        return sorted(compared & (_differing([every[i] for i in alike]).keys() | task))
 
     labels = []
     for settings, algorithm, arena in zip(every, algorithms, arenas, strict=True):

@@ -63,7 +63,7 @@ class EpisodicLearner(EnvLearner):
         """Plays an episode in every env, and takes a gradient step."""
         session, began = self._session, time.perf_counter()
         if self._config.max_episodes is not None:
-            self._before = self._standing()
+            self._before = self._env_state()
         episodes = self.play()
         played = time.perf_counter()
         totals = episodes.rewards.sum(axis=0, dtype=np.float64), episodes.playing.sum(axis=0)

@@ -67,7 +67,7 @@ class WorkerEnvs(Protocol):
         """Closes the envs, and ends their threads and processes."""
 
 
-class _Standing(NamedTuple):
+class _EnvState(NamedTuple):
     """The state of the episodes' statistics, of the envs, and of rollouts that are ahead of the learner."""
 
     episodes: Mapping[str, np.ndarray]
@@ -115,7 +115,7 @@ class EnvLearner(Learner):
         self.evaluates_first = config.eval_at_start
         # With --max-episodes: the state before the rollout, and the env steps of a rollout that the last
         # episode has cut. A run that goes on with a higher number repeats this rollout.
-        self._before: _Standing | None = None
+        self._before: _EnvState | None = None
         self._cut_steps = 0
         self._waits = callbacks.Waits() if config.is_ahead else None
         self.callbacks = callbacks.of_run(config, session, self.agent.network)
@@ -203,13 +203,13 @@ class EnvLearner(Learner):
         """Env steps of all finished updates, all workers together, and those of a cut rollout."""
         return self._session.step * self._config.steps_per_update + self._cut_steps
 
-    def _standing(self) -> _Standing:
+    def _env_state(self) -> _EnvState:
         """The present state of the envs and of what belongs to them."""
         within = self.steps_within > 0
         ahead = {}
         if self._prefetch is not None:
             ahead = self._prefetch.get_state(self._session.step, within=within)
-        return _Standing(self._episodes.get_state(), self.envs.get_state(), ahead)
+        return _EnvState(self._episodes.get_state(), self.envs.get_state(), ahead)
 
     def _cut_after(self, env_steps: int) -> None:
         """Ends the run so many env steps after its last update, without learning from them."""
@@ -376,13 +376,13 @@ class EnvLearner(Learner):
 
     def get_state(self) -> State:
         """The state of the agent, the episodes and the envs; that before a cut rollout, and its results."""
-        standing, state = self._standing(), self.agent.get_state()
+        env_state, state = self._env_state(), self.agent.get_state()
         if self._cut_steps and self._before is not None:
-            state |= with_prefix("cut/", {"steps": np.array(self._cut_steps), **standing.episodes})
-            standing = self._before
-        state |= with_prefix("episodes/", standing.episodes)
-        state |= dict(standing.ahead)  # the older weights
-        indices, states, observations, first = standing.envs
+            state |= with_prefix("cut/", {"steps": np.array(self._cut_steps), **env_state.episodes})
+            env_state = self._before
+        state |= with_prefix("episodes/", env_state.episodes)
+        state |= dict(env_state.ahead)  # the older weights
+        indices, states, observations, first = env_state.envs
         data, lengths = pack_bytes(states)
         part = {"indices": np.array(indices), "states": data, "lengths": lengths}
         return State(state, [part | {"observations": observations, "first": first}])
@@ -405,7 +405,7 @@ class EnvLearner(Learner):
         self._restore_envs(state.parts)
         most, cut = self._config.max_episodes, under("cut/", state.learner)
         if cut and most is not None and int(cut["episodes"]) >= most:
-            self._before, self._cut_steps = self._standing(), int(cut["steps"])
+            self._before, self._cut_steps = self._env_state(), int(cut["steps"])
             self._episodes.set_state(cut)
 
     def _restore_envs(self, parts: Sequence[Mapping[str, np.ndarray]]) -> None:

@@ -157,7 +157,7 @@ class OffPolicyLearner(EnvLearner):
                 iteration.done = t + 1
                 if learns:
                     session.advance_to(env_steps)
-                    if config.most_gradient_steps > 1:
+                    if config.max_gradient_steps_per_call > 1:
                         self._wait(iteration)
                 if left < math.inf:
                     left -= self._ended(iteration.first[t])
@@ -198,7 +198,7 @@ class OffPolicyLearner(EnvLearner):
                 batch,
                 noise,
                 steps_done=self._gradient_steps,
-                count=min(due - self._gradient_steps, config.most_gradient_steps),
+                count=min(due - self._gradient_steps, config.max_gradient_steps_per_call),
                 iteration=self._session.step,
             )
             clock["replay"] += drawn - began
@@ -214,12 +214,12 @@ class OffPolicyLearner(EnvLearner):
             rng.generator(config.seed, rng.Use.REPLAY, self._gradient_steps, i) for i in self._indices
         ]
         # Always as many batches, of which some may be left over: each number would be compiled anew.
-        batches, each = config.most_gradient_steps, config.batch_size // config.num_envs
+        batches, each = config.max_gradient_steps_per_call, config.batch_size // config.num_envs
         own = each if recorded is None else each // 2
         if config.prioritized_replay:
             # The least chance of a row to be drawn for its env, of all envs. The exponent grows to 1 by the
             # run's end.
-            least = float(self._session.of_workers(self.replay.least_share()).min())
+            least = float(self._session.of_workers(self.replay.min_probability()).min())
             grown = min(1.0, env_steps / config.total_steps)
             beta = config.priority_beta + (1.0 - config.priority_beta) * grown
             batch = self.replay.sample(generators, batches, own, beta=beta, least=least)
@@ -255,7 +255,9 @@ class OffPolicyLearner(EnvLearner):
         the checkpoint has what the iteration has so far.
         """
         config = self._config
-        calls = math.ceil(config.iteration_steps * config.updates_per_step / config.most_gradient_steps)
+        calls = math.ceil(
+            config.iteration_steps * config.updates_per_step / config.max_gradient_steps_per_call
+        )
         self._since_vote += 1
         if self._since_vote < max(1, (config.steps_per_env + calls) // _VOTES):
             return

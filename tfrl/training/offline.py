@@ -92,7 +92,7 @@ class OfflineLearner(EnvLearner):
         """Takes the gradient steps of an iteration. A collective."""
         config, session, began = self._config, self._session, time.perf_counter()
         session.phase("training")
-        each, sums, waited = config.most_gradient_steps, Counter[str](), 0.0
+        each, sums, waited = config.max_gradient_steps_per_call, Counter[str](), 0.0
         first = session.step * config.iteration_steps
         waiting = self._sampler.submit(self._sample, first, each)
         for done in range(first, first + config.iteration_steps, each):

@@ -59,7 +59,7 @@ class OnPolicyLearner(EnvLearner):
         """
         began = time.perf_counter()
         if self._config.max_episodes is not None:
-            self._before = self._standing()
+            self._before = self._env_state()
         rollout = self.collect()
         if self._cut_steps:
             self._count(began)

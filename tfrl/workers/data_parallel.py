@@ -37,9 +37,10 @@ class Losses(NamedTuple):
     """The results of a loss function for some rows of a batch.
 
     Attributes:
-      losses: float32 [n]. Their sum over the whole batch, divided by `GradientStep.batch_size`, is minimised.
-      metrics: float32 [n] each, by name. Their means over the batch are reported.
-      errors: the error of each row, float32 [b]; None if the step needs no errors.
+      losses: of each row, float32 [n]. Their sum over the whole batch, divided by
+        `GradientStep.batch_size`, is minimised.
+      metrics: of each row, float32 [n] each, by name. Their means over the batch are reported.
+      errors: of each row, float32 [n]; None if the step needs no errors.
       moved: new values of the vectors that `GradientStep.moved` names.
     """
 

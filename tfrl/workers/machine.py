@@ -88,8 +88,8 @@ def _numbers(file: Path) -> list[int]:
 # Rows of a part of a forward pass, at most and at least. With AMX, 16 images take 1.3 times as long as 8, and
 # beyond 32 little is gained. TensorFlow rounds the convolution of a single image differently from that of the
 # same image in a batch.
-_MOST_ROWS, _LEAST_ROWS = 32, 2
-_MOST_FILLED = 256  # on a GPU
+_MAX_ROWS, _MIN_ROWS = 32, 2
+_MAX_FILLED = 256  # on a GPU
 
 
 def threads() -> int:
@@ -162,7 +162,7 @@ _warn = functools.cache(tell)  # once in a process
 
 
 def note_float16(precision: str) -> None:
-    """Makes TensorFlow note, if it is so, that this CPU has no float16. Call it within `quiet_start`.
+    """Makes TensorFlow write its error about a CPU without float16 now, within `quiet_start`, which hides it.
 
     TensorFlow writes this once in a process, as an error: without this call in the middle of a training, when
     the first ReLU of a bfloat16 network computes in float16 (resnet/operations.py).
@@ -179,7 +179,7 @@ def filled(rows: np.ndarray) -> np.ndarray:
     import numpy as np  # the launcher imports this module, and needs no NumPy
 
     count = len(rows)
-    missing = 2 ** max(1, (count - 1).bit_length()) - count if count < _MOST_FILLED else 0
+    missing = 2 ** max(1, (count - 1).bit_length()) - count if count < _MAX_FILLED else 0
     return np.concatenate([rows, rows[-1:].repeat(missing, axis=0)]) if missing else rows
 
 
@@ -208,7 +208,7 @@ def map_rows(
     rows = tf.nest.map_structure(tf.convert_to_tensor, rows)
     count = tf.shape(tf.nest.flatten(rows)[0])[0]
     if size is None:
-        size = tf.clip_by_value((count + at_once - 1) // at_once, _LEAST_ROWS, _MOST_ROWS)
+        size = tf.clip_by_value((count + at_once - 1) // at_once, _MIN_ROWS, _MAX_ROWS)
     missing = -count % size
 
     def split(x: tf.Tensor) -> tf.Tensor:

@@ -235,7 +235,7 @@ def _cpu_micro_batch(config: Settings, minibatch: int, replicas: int) -> int:
     # 1, 2 and 4 replicas share a power of two of equal parts evenly, and add them in the same pairs, bit for
     # bit. There are 32 at most, because the gradients of all parts are in memory until they are added.
     most = _SERIAL_PART_ROWS if config.whole_batches else PART_ROWS
-    parts = next((2**k for k in range(6) if config.least_parts <= 2**k >= minibatch / most), 32)
+    parts = next((2**k for k in range(6) if config.min_parts <= 2**k >= minibatch / most), 32)
     if minibatch % parts == 0 and share % (minibatch // parts) == 0:
         return minibatch // parts
     return max(d for d in range(1, min(share, most) + 1) if share % d == 0)
