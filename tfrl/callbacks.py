@@ -141,7 +141,7 @@ class StopOnReturn(Callback):
 
     def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
         """Compares the metric with the threshold; the metric may be missing or NaN."""
-        few = self._metric.startswith("rollout/") and metrics["rollout/episodes"] < 100
+        few = self._metric.startswith("rollout/") and metrics.get("rollout/episodes", 0) < 100
         if not few and metrics.get(self._metric, float("-inf")) >= self._threshold:
             run.stop(f"{self._metric} has reached {self._threshold:g}")
 

@@ -65,9 +65,26 @@ def test_every_space_goes_there_and_back():
         rows = spaces.observations(wanted, "here")
         assert rows.shape == (6, *spec.shape) and rows.dtype == spec.dtype
         tf.nest.map_structure(np.testing.assert_array_equal, spaces.shown(rows), wanted)
-    for action in (Discrete(4, 2), MultiDiscrete((2, 3), (0, 5)), Box((-1.0, 0.0), (3.0, 0.5))):
+    square = {"env_shape": (2, 2)}
+    for action in (
+        Discrete(4, 2),
+        MultiDiscrete((2, 3), (0, 5)),
+        MultiDiscrete((2, 3, 4, 2), (0, 5, 1, 0), **square),
+        MultiDiscrete((2,) * 4, (0,) * 4, env_dtype="bool", **square),  # a MultiBinary of flags
+        Box((-1.0, 0.0), (3.0, 0.5)),
+        Box((-1.0, 0.0, -2.0, 0.0), (3.0, 0.5, 2.0, 1.0), **square),
+    ):
         spaces, taken = Spaces(ArraySpec((3,), "float32"), action), action.uniform(generator, 9)
-        np.testing.assert_allclose(spaces.actions(spaces.taken(taken), "here"), taken, atol=1e-6)
+        shown = spaces.taken(taken)
+        assert shown.shape[1:] == (getattr(action, "env_shape", None) or action.shape)
+        np.testing.assert_allclose(spaces.actions(shown, "here"), taken, atol=1e-6)
+
+
+def test_a_number_of_an_action_whose_bounds_are_equal_is_zero():
+    spaces = Spaces(ArraySpec((3,), "float32"), Box((-1.0, 2.0), (1.0, 2.0)))
+    np.testing.assert_array_equal(
+        spaces.actions(np.array([[0.5, 2.0], [-1.0, 2.0]]), "here"), [[0.5, 0], [-1, 0]]
+    )
 
 
 def test_a_set_that_does_not_fit_gets_a_sentence_that_names_the_file(tmp_path):
@@ -267,6 +284,10 @@ def test_validation_episodes_are_in_no_batch(tmp_path):
         episodes = {int(value + 1e-4) for value in held.sample(0, 200, 0)[0].observation[..., 0].reshape(-1)}
         validated = {int(value + 1e-4) for value in held.validation[0][:, 0]}
         assert validated == {2, 6, 10} and episodes == set(range(12)) - validated
+        held.close()
+    for share, count in ((0.4, 5), (0.3, 4), (0.5, 6), (0.1, 1)):  # of 12
+        held = transitions(folder, validation=share)
+        assert len({int(value + 1e-4) for value in held.validation[0][:, 0]}) == count, share
         held.close()
 
 

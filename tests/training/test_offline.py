@@ -205,6 +205,24 @@ def test_ppo_goes_on_with_a_cloned_policy(sets, tmp_path):
     assert learner._observations.get_state()["count"] == 12 * 11  # all but the validation episode
 
 
+def test_cloning_goes_on_with_the_scaling_of_the_run_that_it_starts_from(sets, tmp_path):
+    _, there = run("bc", sets / "CartPole-v1", tmp_path / "first", "--env", "none")
+    other, _ = write(tmp_path / "other", "CartPole-v1", [5] * 12)
+    start = ("--env", "none", "--start-from", str(tmp_path / "first/run"), "--lr", "1e-12")
+    _, found = run("bc", other, tmp_path / "second", *start, total_steps=20)
+    names = [name for name in found if "observations/" in name]
+    assert len(names) == 5, sorted(found)  # three moments, and two constants of the network
+    assert_equal({name: found[name] for name in names}, {name: there[name] for name in names})
+    _, resumed = run("bc", other, tmp_path / "second", *start, total_steps=30)
+    assert_equal({name: resumed[name] for name in names}, {name: there[name] for name in names})
+
+
+def test_a_return_that_a_run_from_recorded_data_does_not_have_never_stops_it(sets, tmp_path):
+    config = parsed("bc", sets / "CartPole-v1", tmp_path, "--env", "none")
+    assert train(config, OfflineLearner, callbacks=[tfrl.callbacks.StopOnReturn(100.0)]) == 0
+    assert json.loads((config.run_dir / "results.json").read_text())["gradient_steps"] == 30
+
+
 def begun(config, kind):
     """A learner of a new run, after `begin`."""
     from learners import make

@@ -172,9 +172,10 @@ class Spaces:
     def actions(self, given: np.ndarray, where: str) -> np.ndarray:
         """An agent's actions [T, *shape] of the env's actions [T, ...]. Raises UserError."""
         spec, given = self.action, np.asarray(given)
-        if given.shape[1:] in ((1,), ()) and spec.shape in ((1,), ()):
+        of_env = spec.shape if isinstance(spec, Discrete) else spec.env_shape or spec.shape
+        if given.shape[1:] == of_env or given.shape[1:] in ((1,), ()) and spec.shape in ((1,), ()):
             given = given.reshape(len(given), *spec.shape)
-        kinds = "fiu" if isinstance(spec, Box) else "iu"
+        kinds = "fiu" if isinstance(spec, Box) else "iu" if isinstance(spec, Discrete) else "biu"
         if given.shape[1:] != spec.shape or given.dtype.kind not in kinds:
             got = f"{given.dtype} {list(given.shape[1:])}"
             raise UserError(f"{where} has actions of {got}, and the env takes {spec}.")
@@ -182,7 +183,9 @@ class Spaces:
             if not np.isfinite(given).all():
                 raise UserError(f"{where} has actions that are NaN or infinite.")
             low, high = np.array(spec.low), np.array(spec.high)
-            return np.clip(2 * (given - low) / (high - low) - 1, -1, 1).astype(np.float32)
+            varies = high > low  # a number whose bounds are equal is 0, their middle
+            scaled = 2 * (given - low) / np.where(varies, high - low, 1) - 1
+            return np.where(varies, np.clip(scaled, -1, 1), 0).astype(np.float32)
         if isinstance(spec, Discrete):
             counted, most = given - spec.start, np.array(spec.n)
         else:

@@ -8,6 +8,7 @@ seed and the number of the step, so they are the same on any topology and after 
 from __future__ import annotations
 
 import concurrent.futures
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -159,7 +160,7 @@ class Transitions:
         self._recorded, self._spaces = recorded, spaces
         self._seed, self._batch_size = seed, batch_size
         self._gamma, self._learned_rewards = gamma, learned_rewards
-        self._every = round(1 / validation) if validation else 0
+        self._validation_share = validation
         self.summary = Summary([], [], 0, [])
         self.scaling = ObservationNormalizer(max(1, spaces.observation.num_numbers))
         self._begins: list[int] = []  # the number of the first episode of each shard
@@ -209,7 +210,8 @@ class Transitions:
 
     def _validates(self, episode: int) -> bool:
         """True if no batch has the episode of this number."""
-        return bool(self._every) and episode % self._every == self._every // 2
+        share, begin = self._validation_share, 0.499  # about the middle of the first 1 / share episodes
+        return math.floor((episode + 1) * share + begin) > math.floor(episode * share + begin)
 
     def _take_in(self, numbers: np.ndarray) -> None:
         """Adds the numbers [n, K] of observations to mean and deviation."""

@@ -28,9 +28,9 @@ from tfrl.experience.collector import Collector, EnvStates
 from tfrl.experience.episodes import evaluation_columns, evaluation_results
 from tfrl.experience.levels import LevelSampler
 from tfrl.experience.memory import Memory
-from tfrl.experience.normalize import EpisodeStatistics, FinishedEpisodes
+from tfrl.experience.normalize import EpisodeStatistics, FinishedEpisodes, ObservationNormalizer
 from tfrl.experience.replay import BufferSettings
-from tfrl.networks.weights import export, read_start
+from tfrl.networks.weights import export, read_start, weights_of
 from tfrl.remote import reach_other_machines
 from tfrl.run.checkpoint import State, pack_bytes, under, unpack_bytes, with_prefix
 from tfrl.run.folder import finite
@@ -142,6 +142,16 @@ class EnvLearner(Learner):
         Raises ValueError or KeyError if they belong to another network.
         """
         self.agent.begin_with(state)
+
+    def _load_moments(self, normalizer: ObservationNormalizer, state: Mapping[str, np.ndarray]) -> None:
+        """Loads the moments of observations of another run's checkpoint, or of an export, whose weights
+        contain mean and scale.
+        """
+        if moments := under("observations/", state):
+            normalizer.set_state(moments)
+        else:
+            constants = (weights_of(state)[f"observations/{name}"] for name in ("mean", "scale"))
+            normalizer.begin_with(*constants, count=(self._session.started_from or {})["env_steps"])
 
     def _count(self, began: float) -> float:
         """Counts the seconds of an update, or a part of it, that began at `began`; returns them."""

@@ -18,6 +18,7 @@ from tfrl.cli.errors import TrainingError, UserError
 from tfrl.envs import registry
 from tfrl.experience import recorded
 from tfrl.experience.episodes import evaluation_columns, evaluation_results
+from tfrl.experience.normalize import ObservationNormalizer
 from tfrl.experience.recorded import NO_ENV, Spaces
 from tfrl.experience.transitions import Transitions
 from tfrl.networks.network import Network
@@ -48,6 +49,7 @@ class OfflineLearner(EnvLearner):
         super().__init__(config, session, make_agent)
         self._spaces = Spaces(*registry.specs(config))
         self.transitions = self._read(config.held_shards)
+        self._observations = self.transitions.scaling  # with --start-from, that of the other run
         data = {"name": config.dataset, **self.transitions.summary.results}
         self.callbacks = (*_callbacks(config, session, self.agent.network), DataFacts(data))
         share, worker = config.batch_size // session.runtime.num_workers, session.runtime.worker
@@ -83,8 +85,14 @@ class OfflineLearner(EnvLearner):
     def begin(self) -> None:
         """Sets the first weights and the constants of the observations. A collective."""
         super().begin()
-        scaling = self.transitions.scaling
-        self.agent.set_observation_scaling(scaling.mean, scaling.scale)
+        self.agent.set_observation_scaling(self._observations.mean, self._observations.scale)
+
+    def _begin_with(self, state: Mapping[str, np.ndarray]) -> None:
+        """Loads the state of another run, with its moments of observations: its weights fit only these."""
+        super()._begin_with(state)
+        if "observations" in self.agent.network.functions:
+            self._observations = ObservationNormalizer(len(self._observations.mean))
+            self._load_moments(self._observations, state)
 
     # Learning
 
@@ -197,7 +205,7 @@ class OfflineLearner(EnvLearner):
         """The state of the agent, and what tells the set from another one."""
         found = self.transitions.summary
         state = self.agent.get_state()
-        state |= with_prefix("observations/", self.transitions.scaling.get_state())
+        state |= with_prefix("observations/", self._observations.get_state())
         state |= {
             "recorded/set": np.array([len(found.lengths), found.steps, sum(found.returns)]),
             "recorded/window": np.array(self.transitions.window),
@@ -225,6 +233,7 @@ class OfflineLearner(EnvLearner):
             self.transitions.close()
             self.transitions = self._read(int(there["window"]))
         self._best, self._since = float(there["validated"][0]), int(there["validated"][1])
+        self._observations.set_state(under("observations/", state.learner))
 
     # The end
 

@@ -15,7 +15,6 @@ from tfrl.envs import registry
 from tfrl.experience.levels import LevelReplay, LevelSampler
 from tfrl.experience.normalize import ObservationNormalizer, RewardNormalizer, env_moments
 from tfrl.experience.rollout import Rollout
-from tfrl.networks.weights import weights_of
 from tfrl.run import rng
 from tfrl.run.checkpoint import State, under, with_prefix
 from tfrl.run.session import Session
@@ -217,12 +216,7 @@ class OnPolicyLearner(EnvLearner):
         if rewards := under("normalizer/", state):
             self._rewards.begin_with(rewards)
         if self._observations is not None:
-            if moments := under("observations/", state):
-                self._observations.set_state(moments)
-            else:  # an export: its weights contain mean and scale
-                constants = (weights_of(state)[f"observations/{name}"] for name in ("mean", "scale"))
-                steps = (self._session.started_from or {})["env_steps"]
-                self._observations.begin_with(*constants, count=steps)
+            self._load_moments(self._observations, state)
             self._scale_by(self._observations)
 
     def get_state(self) -> State:
