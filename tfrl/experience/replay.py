@@ -90,6 +90,7 @@ class ReplayBuffer:
         self._highest = np.ones(len(self._envs))  # the highest priority of each env so far, for new rows
         self._ranked = 0  # the number of steps whose rows have a priority
         self._shards: list[CheckpointShard] = []
+        self._corrections = 0  # of saved rows, so far
 
     # Storing
 
@@ -110,7 +111,9 @@ class ReplayBuffer:
         at, before = self.steps % self._ring, (self.steps - 1) % self._ring
         self._observations[at] = observations
         if self.steps and (self._first[before] != first).any():
-            # An env could not be restored exactly, so its saved episode does not continue.
+            # An env could not be restored exactly, so its saved episode does not continue. After a change of
+            # the number of workers, others may keep the shard with its earlier row; `set_state` orders them.
+            self._corrections += 1
             self._shards = [shard for shard in self._shards if shard.about["end"] < self.steps]
             self._first[before] = first
 
@@ -270,7 +273,8 @@ class ReplayBuffer:
         finals = sorted((places[p], c, o) for (p, c), o in self._finals.items() if p in places)
         arrays["final_at"] = np.array([(k, c) for k, c, _ in finals], np.int64).reshape(-1, 2)
         arrays["finals"] = np.array([o for *_, o in finals], self._observations.dtype)
-        return CheckpointShard({"begin": begin, "end": self.steps, "envs": self._envs}, arrays)
+        about = {"begin": begin, "end": self.steps, "envs": self._envs, "corrections": self._corrections}
+        return CheckpointShard(about, arrays)
 
     def set_state(self, parts: Sequence[Mapping[str, np.ndarray]], shards: Sequence[CheckpointShard]) -> None:
         """Restores the state of all workers, also of another number of workers.
@@ -282,9 +286,10 @@ class ReplayBuffer:
         self.steps = int(parts[0]["steps"])
         self._finals = {}
         mine = [p for p in shards if p.about["end"] > self._oldest and {*p.about["envs"]} & {*self._envs}]
-        for shard in mine:
+        self._corrections = max((p.about.get("corrections", 0) for p in mine), default=0)
+        self._shards = sorted(mine, key=lambda p: (p.about["end"], p.about.get("corrections", 0)))
+        for shard in self._shards:  # a row that was corrected comes after its earlier state
             self._take_in(shard)
-        self._shards = sorted(mine, key=lambda p: p.about["end"])
         if not self._priorities:
             return
         self._ranked = int(parts[0]["ranked"])
