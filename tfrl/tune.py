@@ -104,6 +104,11 @@ def main(arguments: Sequence[str]) -> int:
     with locked(logdir, does="sweeps", instead="--logdir"):
         _claim(logdir, sweep)
         _show(f"{len(sweep.trials)} trial(s), {options.parallel} at a time, in {logdir}")
+        if sweep.scheduler == "pbt" and config.depends_on_length:
+            _show(
+                "warning: a schedule, such as that of the learning rate, begins anew in a trial that "
+                "continues from another one's weights; --lr-schedule constant makes trials comparable"
+            )
         stdout: Any = Unbreakable(sys.stdout)
         with live_table(sweep, outcomes, Console(file=stdout, markup=False, emoji=False)):
             stopped = on_ray.run(

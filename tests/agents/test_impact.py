@@ -48,7 +48,9 @@ def gradients_and_metrics(agent, config, rollout, final):
         log_ratios = taken.numpy() - acted
         fields = (np.float64(rollout.rewards[0]), rollout.first[0], rollout.truncated[0], final)
         targets, advantages = vtrace(config, config.gae_lambda, log_ratios, *fields, values.numpy())
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        rho = np.minimum(np.exp(log_ratios), config.rho_bar)
+        baseline = advantages.sum() / rho.sum()  # E_mu[rho grad log pi'] = 0, if rho has no bound
+        advantages = (advantages - rho * baseline) / (advantages.std() + 1e-8)
         old = np.maximum(np.exp(taken.numpy()), np.exp(acted) / config.target_bound)
         ratio = tf.exp(taken) / old
         clipped = tf.clip_by_value(ratio, 1 - config.clip_ratio, 1 + config.clip_ratio)

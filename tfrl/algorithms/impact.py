@@ -155,6 +155,15 @@ class IMPACTAgent(PPOAgent):
             lam=config.gae_lambda,
         )
 
+    def _advantage_weights(self, advantages: tf.Tensor, *correction: tf.Tensor) -> tf.Tensor:
+        """V-trace's rho, float32 [T, B]."""
+        (log_ratios,) = correction
+        return tf.exp(tf.minimum(log_ratios, math.log(self._config.rho_bar)))
+
+    def _weighted(self, baseline: tf.Tensor, samples: Samples) -> tf.Tensor:
+        """The baseline times V-trace's rho, float32 [b]."""
+        return baseline * samples.extra[0]
+
     def _extra_inputs(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
         """V-trace's rho of each sample, and the log of max(pi', mu / bound) / pi'."""
         most = np.float32(math.log(self._config.rho_bar))

@@ -285,7 +285,8 @@ class Estimates(NamedTuple):
 
     Attributes:
       advantages, targets: float32 [T, B].
-      moments: the mean and deviation of the advantages of every minibatch, float32 [E * M, 2].
+      moments: the baseline (see `_advantage_weights`; for PPO the mean) and the deviation of the advantages
+        of every minibatch, float32 [E * M, 2].
       target_statistics: the explained variance and the mean of all targets, float32 [2].
     """
 
@@ -300,7 +301,7 @@ class Inputs(NamedTuple):
 
     Attributes:
       samples: those of the rollout.
-      moments: the mean and deviation of the advantages of every minibatch, float32 [E * M, 2].
+      moments: of `Estimates`, float32 [E * M, 2].
       starts: the first rows of the sequences of every minibatch, of `_minibatches`, int32 [E * M, q].
       scale: multiplies the learning rates, float32 [].
     """
@@ -316,7 +317,7 @@ class Shared(NamedTuple):
 
     Attributes:
       rollout: the samples of the replica's rollout, [T * B, ...].
-      moments: the mean and deviation of the minibatch's advantages, float32 [2].
+      moments: of `Estimates`, for this minibatch, float32 [2].
       index: the number of the minibatch in the update, int32 [].
     """
 
@@ -540,8 +541,8 @@ class PPOAgent(ActorCriticAgent):
         """The samples of the sequences that begin at rows int32 [q], with normalised advantages."""
         rows = starts if self._config.sequence_steps == 1 else self._rows(starts[None])[0]
         samples = self.gather(shared.rollout, rows)
-        mean, deviation = shared.moments[0], shared.moments[1]
-        advantages = (samples.advantages - mean) / (deviation + 1e-8)
+        baseline, deviation = shared.moments[0], shared.moments[1]
+        advantages = (samples.advantages - self._weighted(baseline, samples)) / (deviation + 1e-8)
         memory = None
         if self.network.state_size:
             remembered, keep = samples.memory
@@ -697,18 +698,20 @@ class PPOAgent(ActorCriticAgent):
         )
         advantages, targets = self._advantages(rewards, discounts, values, last_values, *correction)
         # float64, because sums of squares must not depend on the distribution of samples over replicas.
-        shuffled = tf.cast(tf.gather(flat(advantages), self._rows(starts)), tf.float64)  # [E * M, b]
+        weighed = advantages, self._advantage_weights(advantages, *correction)
+        shuffled, weights = (tf.cast(tf.gather(flat(x), self._rows(starts)), tf.float64) for x in weighed)
         wide_targets, errors = tf.cast(targets, tf.float64), tf.cast(targets - values, tf.float64)
-        sums = [_two_sums(shuffled, 1), _two_sums(wide_targets, (0, 1)), _two_sums(errors, (0, 1))]
+        sums = [_two_sums(wide_targets, (0, 1)), _two_sums(errors, (0, 1))]
+        sums += [_two_sums(shuffled, 1), tf.reduce_sum(weights, 1)]  # of minibatches, [E * M, b]
+        count = config.rows_per_step
         if config.normalize_advantages == "batch":
-            sums.append(_two_sums(tf.cast(advantages, tf.float64), (0, 1)))
-        of_minibatches, of_targets, of_errors, *of_rollout = sum_replicas(sums)
-        if config.normalize_advantages == "batch":
-            mean, variance = _moments(of_rollout[0], config.steps_per_update)
-            mean, variance = (tf.repeat(x, tf.shape(shuffled)[0]) for x in (mean, variance))
-        else:
-            mean, variance = _moments(of_minibatches, config.rows_per_step)
-        moments = tf.cast(tf.stack([mean, tf.sqrt(variance)], axis=-1), tf.float32)
+            wide, weights = (tf.cast(x, tf.float64) for x in weighed)
+            sums[2:] = [_two_sums(wide, (0, 1))[None], tf.reduce_sum(weights)[None]]
+            count = config.steps_per_update
+        of_targets, of_errors, of_advantages, weight = sum_replicas(sums)
+        mean, variance = _moments(of_advantages, count)
+        moments = tf.stack([mean * (count / weight), tf.sqrt(variance)], axis=-1)
+        moments = tf.cast(tf.broadcast_to(moments, (starts.shape[0], 2)), tf.float32)
         mean_target, varies = _moments(of_targets, config.steps_per_update)
         _, unexplained = _moments(of_errors, config.steps_per_update)
         # For constant targets, varying values score 0 (scikit-learn's convention).
@@ -728,6 +731,18 @@ class PPOAgent(ActorCriticAgent):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """The advantages and value targets of a replica's rollout, float32 [T, B] each: GAE."""
         return self._gae(rewards, discounts, values, last_values, lam=self._config.gae_lambda)
+
+    def _advantage_weights(self, advantages: tf.Tensor, *correction: tf.Tensor) -> tf.Tensor:
+        """The importance weights that the advantages contain, float32 [T, B]: 1.
+
+        The normalisation subtracts a baseline b times these weights, so that it does not change the expected
+        gradient: sum(advantages) = b sum(weights).
+        """
+        return tf.ones_like(advantages)
+
+    def _weighted(self, baseline: tf.Tensor, samples: Samples) -> tf.Tensor:
+        """The baseline times the same weights of a minibatch, float32 [b] or []."""
+        return baseline
 
     def _correction(self) -> tuple[np.ndarray, ...]:
         """Further inputs of `_advantages`, [R, T, B] each."""

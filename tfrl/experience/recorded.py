@@ -172,7 +172,7 @@ class Spaces:
     def actions(self, given: np.ndarray, where: str) -> np.ndarray:
         """An agent's actions [T, *shape] of the env's actions [T, ...]. Raises UserError."""
         spec, given = self.action, np.asarray(given)
-        of_env = spec.shape if isinstance(spec, Discrete) else spec.env_shape or spec.shape
+        of_env = spec.env_shape or spec.shape if isinstance(spec, Box | MultiDiscrete) else spec.shape
         if given.shape[1:] == of_env or given.shape[1:] in ((1,), ()) and spec.shape in ((1,), ()):
             given = given.reshape(len(given), *spec.shape)
         kinds = "fiu" if isinstance(spec, Box) else "iu" if isinstance(spec, Discrete) else "biu"
