@@ -1,5 +1,6 @@
 """--max-episodes ends a run at the env step at which that episode ends; --total-steps inf has no end."""
 
+import csv
 import json
 import re
 
@@ -32,6 +33,14 @@ def train(algorithm, logdir, name, **settings):
     return tfrl.train(algorithm, logdir=str(logdir), run_name=name, checkpoint_every=2, **settings)
 
 
+def episodes_of(run):
+    """The rows of episodes.csv, without their seconds."""
+    with (run.folder / "episodes.csv").open(newline="") as file:
+        return [
+            {name: cell for name, cell in row.items() if name != "seconds"} for row in csv.DictReader(file)
+        ]
+
+
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -46,7 +55,7 @@ def test_a_run_ends_at_the_env_step_of_the_last_episode(tmp_path, algorithm):
     # The last step may end an episode in several of the 4 envs.
     assert 23 <= found["episodes"] < 23 + 4
     assert found["env_steps"] == run.progress["env_steps"][-1]
-    assert run.progress["rollout/episodes"][-1] == found["episodes"]
+    assert run.progress["rollout/episodes"][-1] == found["episodes"] == len(episodes_of(run))
     each = {"ppo": 128, "impala": 128, "dqn": 400}.get(algorithm)
     if each is not None:
         assert found["env_steps"] % 4 == 0 and found["env_steps"] % each != 0
@@ -69,6 +78,7 @@ def test_a_higher_number_continues_the_run_as_if_it_had_not_ended(tmp_path, algo
     for name in ("weights_sha256", "env_steps", "episodes", "updates"):
         assert parts.results[name] == whole.results[name], name
     assert parts.progress["env_steps"].tolist() == whole.progress["env_steps"].tolist()
+    assert episodes_of(parts) == episodes_of(whole) and len(episodes_of(whole)) == whole.results["episodes"]
     assert (
         parts.progress["rollout/episode_return"].tolist() == whole.progress["rollout/episode_return"].tolist()
     )
@@ -81,6 +91,7 @@ def test_a_run_of_replay_continues_with_a_higher_number(tmp_path):
     assert 41 <= more.results["episodes"] < 45 and more.results["env_steps"] > first["env_steps"]
     steps = more.progress["env_steps"]
     assert steps[-1] == more.results["env_steps"] and (steps[1:] > steps[:-1]).all()
+    assert len(episodes_of(more)) == more.results["episodes"]
     done = train("dqn", tmp_path, "run", max_episodes=-1, total_steps=4000).results
     assert done["updates"] == 10 and done["env_steps"] < 4000
 

@@ -462,8 +462,8 @@ class TrainingRun(RunOfCallback[ConfigT]):
         """Opens the run's folder, and prints what will be trained."""
         session, learner = self._session, self._learner
         within = 0 if session.found is None else session.found.env_steps - self.env_steps
-        again = within + (self._pending is not None or self._begins_with_evaluation)
-        session.open_folder(learner.columns, again=again, step_column=learner.step_column)
+        again = int(self._pending is not None or self._begins_with_evaluation)
+        session.open_folder(learner.columns, within=within, again=again, step_column=learner.step_column)
         if session.found is None:
             learner.describe(session.writer)
         session.console.summary(self._summary(logged))

@@ -242,12 +242,16 @@ class Session:
 
     # The run's folder
 
-    def open_folder(self, columns: Sequence[str], *, again: int = 0, step_column: str = "env_steps") -> None:
+    def open_folder(
+        self, columns: Sequence[str], *, within: int = 0, again: int = 0, step_column: str = "env_steps"
+    ) -> None:
         """The chief writes the settings and opens the files of metrics.
 
         Args:
           columns: the columns of progress.csv after the first one.
-          again: the steps before the checkpoint whose rows are written again.
+          within: the steps before the checkpoint that belong to an unfinished update, or to a cut rollout
+            that is repeated. Rows of progress.csv and episodes.csv are written again from there.
+          again: the further steps before the checkpoint whose rows of progress.csv are written again.
           step_column: the name of the first column.
         """
         if not self.runtime.is_chief:
@@ -261,14 +265,14 @@ class Session:
                 files.write(run / SETTINGS_FILE, settings)
         except OSError as error:
             raise UserError(f"cannot write in {run}: {files.reason(error)}") from None
-        resume_at = None if found is None else found.env_steps - again
+        resume_at = None if found is None else found.env_steps - within
         self.writer = MetricsWriter(
             run,
             columns,
-            resume_at=resume_at,
+            resume_at=None if resume_at is None else resume_at - again,
             warn=self.console.warn,
             step_column=step_column,
-            episodes_until=None if found is None else found.env_steps,
+            episodes_until=resume_at,
         )
         if found is None:
             self.writer.describe(settings)

@@ -66,10 +66,10 @@ class EpisodicLearner(EnvLearner):
             self._before = self._env_state()
         episodes = self.play()
         played = time.perf_counter()
-        totals = episodes.rewards.sum(axis=0, dtype=np.float64), episodes.playing.sum(axis=0)
         if self._is_last(episodes.ended) and (episodes.playing[-1] & ~episodes.ended).any():
-            self._episodes.add_one_each(*totals, episodes.ended)
+            self._count_episodes(episodes)
             self._count(began)
+            self.write_episodes()
             self._cut_after(episodes.env_steps)
             return self.episode_metrics()
         session.phase("updating")
@@ -77,10 +77,7 @@ class EpisodicLearner(EnvLearner):
             metrics = self.agent.update(episodes)
         except TrainingError as error:
             raise TrainingError(f"update {session.step + 1}: {error}; {session.kept()}") from None
-        taken = episodes.playing.sum(axis=1).cumsum()  # env steps of all envs after each round
-        totals = episodes.rewards.sum(axis=0, dtype=np.float64), episodes.playing.sum(axis=0)
-        finished = self._episodes.add_one_each(*totals, episodes.ended)
-        self.note_episodes(finished, self._steps_done + taken[finished.rounds - 1])
+        self._count_episodes(episodes)
         seconds = self._count(began)
         self.write_episodes()
         session.step += 1
@@ -123,6 +120,13 @@ class EpisodicLearner(EnvLearner):
             np.stack(arrays) for arrays in zip(*steps, strict=True)
         )
         return EpisodeBatch(shown, actions, noise, log_probs, rewards, played, ended)
+
+    def _count_episodes(self, episodes: EpisodeBatch) -> None:
+        """Counts and notes the episodes that have ended."""
+        taken = episodes.playing.sum(axis=1).cumsum()  # env steps of all envs after each round
+        totals = episodes.rewards.sum(axis=0, dtype=np.float64), episodes.playing.sum(axis=0)
+        finished = self._episodes.add_one_each(*totals, episodes.ended)
+        self.note_episodes(finished, self._steps_done + taken[finished.rounds - 1])
 
     def _is_last(self, ended: np.ndarray) -> bool:
         """True if --max-episodes is reached with the episodes of this update that have ended, bool [N]."""
