@@ -26,10 +26,12 @@ SMALL = {
     "impala": {**ROLLOUT, "num_steps": 32, "lag": 1, "preset": "gymnasium", "lr_schedule": "constant"},
     "dqn": {**ROLLOUT, "iteration_steps": 400, "learning_starts": 100, "train_every": 32, "batch_size": 32},
 }
+SMALL["dqn-lag"] = {**SMALL["dqn"], "lag": 1}
 
 
 def train(algorithm, logdir, name, **settings):
     settings = {"env": "CartPole-v1", "total_steps": 4000, **SMALL[algorithm], **settings}
+    algorithm = algorithm.removesuffix("-lag")
     return tfrl.train(algorithm, logdir=str(logdir), run_name=name, checkpoint_every=2, **settings)
 
 
@@ -46,7 +48,7 @@ def episodes_of(run):
     [
         "ppo",
         *(pytest.param(name, marks=[pytest.mark.long, pytest.mark.promise]) for name in ("dqn", "reinforce")),
-        pytest.param("impala", marks=pytest.mark.long),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("impala", "dqn-lag")),
     ],
 )
 def test_a_run_ends_at_the_env_step_of_the_last_episode(tmp_path, algorithm):
@@ -56,7 +58,7 @@ def test_a_run_ends_at_the_env_step_of_the_last_episode(tmp_path, algorithm):
     assert 23 <= found["episodes"] < 23 + 4
     assert found["env_steps"] == run.progress["env_steps"][-1]
     assert run.progress["rollout/episodes"][-1] == found["episodes"] == len(episodes_of(run))
-    each = {"ppo": 128, "impala": 128, "dqn": 400}.get(algorithm)
+    each = {"ppo": 128, "impala": 128, "dqn": 400, "dqn-lag": 400}.get(algorithm)
     if each is not None:
         assert found["env_steps"] % 4 == 0 and found["env_steps"] % each != 0
     before = (run.folder / "results.json").read_bytes()
@@ -68,7 +70,7 @@ def test_a_run_ends_at_the_env_step_of_the_last_episode(tmp_path, algorithm):
     "algorithm",
     [
         pytest.param("ppo", marks=[pytest.mark.long, pytest.mark.promise]),
-        *(pytest.param(n, marks=pytest.mark.long) for n in ("reinforce", "impala")),
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("reinforce", "impala", "dqn-lag")),
     ],
 )
 def test_a_higher_number_continues_the_run_as_if_it_had_not_ended(tmp_path, algorithm):

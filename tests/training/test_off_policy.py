@@ -18,8 +18,9 @@ from refusals import refusal
 from worker_pair import ended, run_workers, started
 
 from tfrl.algorithms import registry as settings
-from tfrl.cli.endings import Stopped
+from tfrl.cli.endings import Stopped, StopRequest
 from tfrl.envs import gymnasium
+from tfrl.experience.replay import ReplayBuffer
 from tfrl.run import session as session_module
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.training import off_policy
@@ -332,6 +333,21 @@ def test_a_run_that_is_stopped_within_an_iteration_ends_undisturbed(
     assert_same_end(plain, whole)
     assert without_times(whole) == without_times(plain)
     assert without_times(whole, "episodes.csv") == without_times(plain, "episodes.csv")
+
+
+def test_a_single_worker_obeys_a_signal_at_the_next_turn(tmp_path, monkeypatch):
+    """An iteration of 100,000 env steps has a vote at every thousandth turn or so."""
+    turns, act = [], ReplayBuffer.act
+
+    def counted(replay, actions):
+        turns.append(len(actions))
+        act(replay, actions)
+
+    monkeypatch.setattr(ReplayBuffer, "act", counted)
+    monkeypatch.setattr(StopRequest, "signalled", property(lambda stop: len(turns) >= 20))
+    flags = ("--iteration-steps", "100000", "--total-steps", "100000", "--learning-starts", "10000")
+    train(*DQN[:1], tmp_path, *DQN[1:], *flags)
+    assert len(turns) == 20
 
 
 @pytest.mark.long

@@ -243,10 +243,9 @@ class Task(EnvSettings):
     """Length of the run in frames of the env, instead of --total-steps: with --frame-skip, a step of the
     agent counts as that many. config.yaml has --total-steps."""
     max_episodes: Annotated[int | None, Range(-1, MOST)] = None
-    """End the run as complete at the env step at which this many training episodes have ended (with replay,
-    at the end of the iteration if envs are stepped while the network learns). Algorithms that learn from
-    rollouts do not learn from the last rollout if it is cut. None: never. -1: never, and --total-steps is inf
-    unless it is given."""
+    """End the run as complete at the env step at which this many training episodes have ended. Algorithms
+    that learn from rollouts do not learn from the last rollout if it is cut. None: never. -1: never, and
+    --total-steps is inf unless it is given."""
     solved_at: Annotated[float | None, ANY] = None
     """End the run as complete when the mean return of the last 100 episodes is this or more; None: never."""
     reward_scale: Annotated[float, POSITIVE] = 1.0

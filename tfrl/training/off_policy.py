@@ -98,7 +98,7 @@ class OffPolicyLearner(EnvLearner):
     def update(self) -> dict[str, float]:
         """Takes the env steps of an iteration and the gradient steps that are due. A collective.
 
-        The iteration ends early at the episode of --max-episodes, unless its env steps were taken before.
+        It ends early at the episode of --max-episodes.
 
         Every --train-every env steps, gradient steps from the transitions so far begin before the next
         actions are chosen. The learner waits for a single gradient step before the next one and at the end of
@@ -119,19 +119,33 @@ class OffPolicyLearner(EnvLearner):
             else:
                 self._iteration = None
             raise
-        self._iteration = None
-        self._count_episodes(iteration)
-        if iteration.forgotten.any():
-            self._forget_sums(iteration.forgotten)
-        self._session.step += 1
-        self._lacking += (self._config.steps_per_env - iteration.done) * self._config.num_envs
+        number, lacking = self._session.step, self._config.steps_per_env - iteration.done
+        if lacking and self._prefetch is not None:
+            self._end_within(iteration)
+        else:
+            self._iteration = None
+            self._count_episodes(iteration)
+            if iteration.forgotten.any():
+                self._forget_sums(iteration.forgotten)
+            self._session.step += 1
+            self._lacking += lacking * self._config.num_envs
         metrics: dict[str, float] = {}
         if self.agent.network.has_deviation:
             metrics |= self.deviation_metric(step.observation)
         metrics |= self.info_metrics(iteration.info)
         iteration.seconds += self._count(began)
         self.write_episodes()
-        return self._metrics(iteration) | metrics
+        return self._metrics(iteration, number) | metrics
+
+    def _end_within(self, iteration: _Iteration) -> None:
+        """Ends the run within an iteration, all of whose env steps were taken before.
+
+        A run that goes on finishes the iteration, and counts all of its episodes then.
+        """
+        self._before, counted = self._env_state(), iteration.counted
+        self._count_episodes(iteration)
+        iteration.counted = counted
+        self._cut_after(iteration.done * self._config.num_envs)
 
     def _take_turns(self, iteration: _Iteration) -> Step:
         """Takes the rest of an iteration; returns its last step. Raises Stopped between two turns."""
@@ -139,8 +153,7 @@ class OffPolicyLearner(EnvLearner):
         with self.agent.learning_in_background():
             steps = self._steps(iteration)
             begin, left = iteration.done, math.inf
-            if config.max_episodes is not None and self._prefetch is None:
-                # After prefetched env steps, the iteration ends with them.
+            if config.max_episodes is not None:
                 uncounted = self._ended(iteration.first[iteration.counted : begin])
                 left = config.max_episodes - self._episodes.episodes - uncounted
             for t in range(begin, config.steps_per_env):
@@ -251,15 +264,17 @@ class OffPolicyLearner(EnvLearner):
         """Raises Stopped on all workers if one was told to stop. Then no gradient steps are under way.
 
         An iteration on images may take minutes, so there are about 64 such votes in it. They depend only on
-        counts, because each is a collective. A stop changes no bit of the run: it is between two turns, and
-        the checkpoint has what the iteration has so far.
+        counts, because each is a collective; a single worker obeys a signal at once. A stop changes no bit of
+        the run: it is between two turns, and the checkpoint has what the iteration has so far.
         """
         config = self._config
         calls = math.ceil(
             config.iteration_steps * config.updates_per_step / config.max_gradient_steps_per_call
         )
         self._since_vote += 1
-        if self._since_vote < max(1, (config.steps_per_env + calls) // _VOTES):
+        every = max(1, (config.steps_per_env + calls) // _VOTES)
+        at_once = self._runtime.num_workers == 1 and self._session.stop.signalled
+        if self._since_vote < every and not at_once:
             return
         self._since_vote = 0
         self._wait(iteration)
@@ -269,8 +284,8 @@ class OffPolicyLearner(EnvLearner):
             self._take_info(iteration)
             raise
 
-    def _metrics(self, iteration: _Iteration) -> dict[str, float]:
-        """The metrics of a finished iteration."""
+    def _metrics(self, iteration: _Iteration, number: int) -> dict[str, float]:
+        """The metrics of a finished iteration and its number, from 0."""
         config, seconds, clock = self._config, iteration.seconds, iteration.clock
         gradient_steps = self._gradient_steps - iteration.gradient_steps_before
         metrics = {name: value / gradient_steps for name, value in iteration.sums.items()}
@@ -286,7 +301,7 @@ class OffPolicyLearner(EnvLearner):
             "time/replay_seconds": clock["replay"],
         }
         if self._prefetch is not None and iteration.rollout is not None:
-            metrics |= self._prefetch.metrics(self._session.step - 1, iteration.rollout, seconds)
+            metrics |= self._prefetch.metrics(number, iteration.rollout, seconds)
         return metrics
 
     def _take_info(self, iteration: _Iteration) -> None:
@@ -320,8 +335,12 @@ class OffPolicyLearner(EnvLearner):
 
     @property
     def steps_within(self) -> int:
-        """Env steps of the unfinished iteration, at least one round of them; 0 between two iterations."""
-        return 0 if self._iteration is None else max(1, self._iteration.done) * self._config.num_envs
+        """Env steps of the unfinished iteration, at least one round of them; 0 between two iterations, and
+        within the last one of a run that --max-episodes ends.
+        """
+        if self._iteration is None or self._cut_steps:
+            return 0
+        return max(1, self._iteration.done) * self._config.num_envs
 
     def get_state(self) -> State:
         """The state of the agent, the episodes, the envs and the replay, whose transitions are shards."""
