@@ -583,6 +583,12 @@ def load(folder: str | Path, checkpoint: str = "last") -> Policy:
             return Policy(source, SavedPolicy(source))
 
 
+def _loaded(given: Any) -> Any:
+    """The policy of a run or a folder; anything else unchanged."""
+    folder = given.folder if isinstance(given, Run) else given
+    return load(folder) if isinstance(folder, str | Path) else given
+
+
 def task_of(config: RLSettings, env: str | MakeEnv | None, seed: int | None) -> RLSettings:
     """The settings of a run, with another env and seed if these are given.
 
@@ -622,7 +628,7 @@ class Evaluation:
 
 
 def evaluate(
-    policy: Policy,
+    policy: Policy | Run | str | Path,
     *,
     env: str | MakeEnv | None = None,
     episodes: int = 128,
@@ -632,7 +638,7 @@ def evaluate(
     """Plays episodes with a policy, the same number in each of up to 64 envs.
 
     Args:
-      policy: the result of `load`.
+      policy: the result of `load`, or the run or folder whose policy `load` gives.
       env: another env with the same observations and actions. None: the env of the run; for procgen, all
         levels of its game.
       episodes: the number of episodes. If it is not a multiple of the number of envs, the last round counts
@@ -642,10 +648,16 @@ def evaluate(
       greedy: True takes the most likely actions, False draws actions. None: as in the run's own evaluation.
 
     Raises:
-      SettingsError: the env does not exist, or the policy cannot play it.
+      SettingsError: the policy or the env does not exist, or the policy cannot play the env.
       TrainingError: the env failed.
     """
     with _our_errors():
+        policy = _loaded(policy)
+        if not isinstance(policy, Policy):
+            raise UserError(
+                "policy must be that of tfrl.load, a run or its folder; got a value of type "
+                f"{type(policy).__name__}."
+            )
         task = task_of(policy.config, env, seed)
         greedy = policy.config.eval_greedy if greedy is None else greedy
         player = policy._player
@@ -667,7 +679,7 @@ def evaluate(
 
 
 def collect(
-    policy: Policy | str | Callable[[Any], Any],
+    policy: Policy | Run | str | Path | Callable[[Any], Any],
     *,
     env: str | MakeEnv | None = None,
     out: str | Path,
@@ -681,8 +693,8 @@ def collect(
     """Records episodes of a policy as an RLDS set, which tensorflow-datasets and `--dataset` read.
 
     Args:
-      policy: the result of `load`, "random" for uniform actions, or a function from an observation of the env
-        to an action of `env.step`, such as a script or a human with a keyboard.
+      policy: as in `evaluate`, "random" for uniform actions, or a function from an observation of the env to
+        an action of `env.step`, such as a script or a human with a keyboard.
       env: the env, as in `train`. None: the env of the run of `policy`.
       out: the folder of the set. If it has a part of the same set, that is continued; a function cannot be
         told from another one.
@@ -711,6 +723,8 @@ def collect(
             task_without_run,
         )
 
+        if policy != "random":
+            policy = _loaded(policy)
         if isinstance(policy, Policy):
             task: Any = task_of(policy.config, env, seed)
             player: Any = policy._player
@@ -737,7 +751,8 @@ def collect(
                 player = CallablePolicy(policy, spaces)
             else:
                 raise UserError(
-                    f'policy must be a policy of tfrl.load, "random" or a function; got {policy!r}.'
+                    'policy must be that of tfrl.load, a run or its folder, "random" or a function; '
+                    f"got {policy!r}."
                 )
             name = "uniform" if policy == "random" else getattr(policy, "__name__", type(policy).__name__)
             about = {"policy": name, "weights": None, "actions": "its own", "epsilon": None}

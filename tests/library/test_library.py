@@ -183,6 +183,20 @@ def test_an_evaluation_is_that_of_the_run_and_of_a_plain_loop(runs):
         tfrl.evaluate(policy, env="Pendulum-v1")
 
 
+def test_a_run_or_its_folder_is_evaluated_like_its_policy(runs, tmp_path):
+    run = runs["function"]
+    expected = tfrl.evaluate(tfrl.load(run.folder), episodes=4).returns.tolist()
+    for given in (run, run.folder, str(run.folder)):
+        assert tfrl.evaluate(given, episodes=4).returns.tolist() == expected
+    assert tfrl.collect(run, out=tmp_path / "set", episodes=1).is_dir()
+    with pytest.raises(tfrl.SettingsError, match="nowhere does not exist: give the folder of a run"):
+        tfrl.evaluate(tmp_path / "nowhere")
+    with pytest.raises(
+        tfrl.SettingsError, match="must be that of tfrl.load, a run or its folder; got a value of type dict"
+    ):
+        tfrl.evaluate({})
+
+
 def test_a_callable_of_an_evaluation_gets_no_keyword_arguments_of_the_run(runs):
     policy = tfrl.load(runs["id"].folder)
     policy.config = dataclasses.replace(policy.config, env_kwargs={"sutton_barto_reward": True})
