@@ -386,6 +386,7 @@ class Policy:
         self._player, self._weights = player, source.weights
         self._observation, self._action = registry.specs(source.config)
         inputs = [part for part in self._observation.parts if part.kind != observations.MASK]
+        self._takes_tuple = any(part.keys and part.keys[0].isdecimal() for part in inputs)
         self._shows_mask = all(part.keys != (observations.ACTION_MASK,) for part in inputs)
 
     @overload
@@ -489,6 +490,15 @@ class Policy:
         player.greedy = generator is None
         if mask is not None and not self._observation.num_actions:
             raise SettingsError("the policy was trained without action masks, so it takes no action_mask.")
+        if (
+            isinstance(observation, tuple)
+            and not self._takes_tuple
+            and any(isinstance(part, Mapping) for part in observation)
+        ):
+            raise SettingsError(
+                f"the policy takes an observation ({self._observation}); got a tuple with a dict: pass the "
+                "observation alone, without info."
+            )
         if self._observation.parts:
             rows, is_batch = self._packed(observation, mask)
         else:

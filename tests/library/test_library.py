@@ -197,6 +197,15 @@ def test_a_run_or_its_folder_is_evaluated_like_its_policy(runs, tmp_path):
         tfrl.evaluate({})
 
 
+def test_a_policy_refuses_what_reset_and_step_return(runs):
+    policy, env = tfrl.load(runs["function"].folder), gymnasium.make("CartPole-v1")
+    wanted = r"takes an observation \(float32 \[4\]\); got a tuple with a dict: pass the observation alone"
+    for returned in (env.reset(seed=1), env.step(0)):
+        with pytest.raises(tfrl.SettingsError, match=wanted):
+            policy(returned)
+    assert policy((0.0, 0.1, 0.0, 0.1)) in (0, 1), "a tuple of numbers is an observation"
+
+
 def test_a_callable_of_an_evaluation_gets_no_keyword_arguments_of_the_run(runs):
     policy = tfrl.load(runs["id"].folder)
     policy.config = dataclasses.replace(policy.config, env_kwargs={"sutton_barto_reward": True})
