@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -75,7 +75,7 @@ def train(
     *,
     env: str | MakeEnv | None = None,
     network: str | MakeFeatures | Mapping[str, str | MakeFeatures] | None = None,
-    callbacks: Sequence[Callback | Any] = (),
+    callbacks: Callback | str | Sequence[Callback | Any] = (),
     **settings: Any,
 ) -> Run:
     """Trains a run or resumes it: the same as `python -m tfrl.ALGORITHM`, with bit-equal results.
@@ -88,9 +88,9 @@ def train(
       network: a function from Keras inputs to features (see `tfrl.networks.entrance.own_torso`),
         `package.module:function`, or a name of the zoo. {"actor": ..., "critic": ...} gives each its own
         network.
-      callbacks: objects of tfrl.Callback, and in supervised training of keras.callbacks.Callback; the same
-        ones on all workers. `package.module:Class` is created without arguments, in each
-        process of the run.
+      callbacks: one or several objects of tfrl.Callback, and in supervised training of
+        keras.callbacks.Callback; the same ones on all workers. `package.module:Class` is created without
+        arguments, in each process of the run.
       settings: settings of the command by field name, such as `total_steps=100_000`. `config` is the path of
         a YAML file.
 
@@ -115,7 +115,7 @@ def _read(
     algorithm: str | type,
     env: str | MakeEnv | None,
     network: str | MakeFeatures | Mapping[str, str | MakeFeatures] | None,
-    callbacks: Sequence[Callback | str],
+    callbacks: Any,
     settings: dict[str, Any],
 ) -> tuple[Command, RLSettings, dict[str, Any], list[Callback]]:
     """The command, its settings, those that were given by name, and the callbacks that are objects."""
@@ -125,6 +125,8 @@ def _read(
             f'tfrl.{caller} under `if __name__ == "__main__":`.'
         )
     command = command_of(algorithm.replace("-", "_") if isinstance(algorithm, str) else algorithm)
+    if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
+        callbacks = [callbacks]
     named = [each for each in callbacks if isinstance(each, str)]
     settings |= {} if network is None else _torsos(network)
     values = _values(command, env, settings | ({"callbacks": named} if named else {}))
@@ -160,7 +162,7 @@ def trainer(
     *,
     env: str | MakeEnv | None = None,
     network: str | MakeFeatures | Mapping[str, str | MakeFeatures] | None = None,
-    callbacks: Sequence[Callback | Any] = (),
+    callbacks: Callback | str | Sequence[Callback | Any] = (),
     **settings: Any,
 ) -> Trainer:
     """A run whose loop is your own: the same bits as `train` with the same arguments.

@@ -161,3 +161,21 @@ def test_a_missing_package_gives_a_one_sentence_error(monkeypatch):
 def test_what_is_no_callback_gives_a_one_sentence_error(wrong, tmp_path):
     with pytest.raises(tfrl.SettingsError, match="must be objects of classes that extend .* got <"):
         tfrl.train("ppo", total_steps=512, logdir=tmp_path, callbacks=[wrong], **SMALL)
+
+
+class Noted(tfrl.Callback):
+    """Notes the runs of all its objects."""
+
+    runs: list[str] = []
+
+    def on_end(self, run, results):
+        self.runs.append(run.folder.name)
+
+
+def test_a_single_callback_needs_no_list_and_text_is_that_of_the_flag(tmp_path):
+    Noted.runs.clear()
+    name = "test_user_callbacks:Noted"
+    for run, given in (("object", Noted()), ("text", name), ("texts", f"{name}, {name}")):
+        tfrl.train("ppo", total_steps=256, logdir=tmp_path, run_name=run, callbacks=given, **SMALL)
+    assert Noted.runs == ["object", "text", "texts", "texts"]
+    assert f"\ncallbacks: {name}\n" in (tmp_path / "text" / "config.yaml").read_text()
