@@ -179,3 +179,20 @@ def test_a_single_callback_needs_no_list_and_text_is_that_of_the_flag(tmp_path):
         tfrl.train("ppo", total_steps=256, logdir=tmp_path, run_name=run, callbacks=given, **SMALL)
     assert Noted.runs == ["object", "text", "texts", "texts"]
     assert f"\ncallbacks: {name}\n" in (tmp_path / "text" / "config.yaml").read_text()
+
+
+class Metric(tfrl.Callback):
+    """Adds a metric."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def on_update(self, run, metrics):
+        metrics["my/metric"] = self.value
+
+
+@pytest.mark.parametrize("value", ["high", None, np.zeros(2)], ids=["text", "none", "array"])
+def test_a_metric_that_is_no_number_gives_a_one_sentence_error(value, tmp_path):
+    told = f"Metric set the metric my/metric to a value of type {type(value).__name__}; a metric is a single"
+    with pytest.raises(tfrl.SettingsError, match=told):
+        tfrl.train("ppo", total_steps=256, logdir=tmp_path, callbacks=[Metric(value)], **SMALL)

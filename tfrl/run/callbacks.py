@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic
 import numpy as np
 from typing_extensions import TypeVar
 
+from tfrl.cli.errors import UserError
 from tfrl.run.checkpoint import pack_json, under, unpack_json
 
 if TYPE_CHECKING:
@@ -122,6 +124,18 @@ class Callback:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues from a state of `get_state`."""
+
+
+def check_metrics(callback: Callback, metrics: Mapping[str, Any]) -> None:
+    """Raises UserError if a callback has set a metric to something other than a number."""
+    for name, value in metrics.items():
+        try:
+            math.isnan(value)
+        except (TypeError, ValueError):  # ValueError: a tensor of several numbers
+            raise UserError(
+                f"the callback {type(callback).__name__} set the metric {name} to a value of type "
+                f"{type(value).__name__}; a metric is a single number."
+            ) from None
 
 
 def get_states(callbacks: Sequence[Callback]) -> dict[str, np.ndarray]:

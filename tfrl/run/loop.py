@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 from tfrl.cli.endings import Stopped
 from tfrl.cli.errors import TrainingError
 from tfrl.run import files
-from tfrl.run.callbacks import Callback, ConfigT, RunOfCallback, get_states, set_states
+from tfrl.run.callbacks import Callback, ConfigT, RunOfCallback, check_metrics, get_states, set_states
 from tfrl.run.checkpoint import State
 from tfrl.run.console import SHOWN, Console, Progress
 from tfrl.run.folder import RESULTS_FILE, finite, read_results, weights_sha256
@@ -369,6 +369,7 @@ class TrainingRun(RunOfCallback[ConfigT]):
             self._pending = None
         for callback in self._callbacks():
             callback.on_update(self, self.metrics)
+            check_metrics(callback, self.metrics)
         self._agree_to_stop()
         session.writer.write(self.env_steps, self.metrics)
         session.console.progress.finish_update(self.env_steps, self.metrics)
