@@ -105,3 +105,23 @@ tf.nn.relu(tf.zeros([1], tf.float16))
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_traces_of_many_agents_give_no_warning_and_those_of_a_users_function_do(caplog):
+    import tensorflow as tf
+
+    from tfrl.ops.graph import compiled
+
+    class Agent:
+        @compiled()
+        def ours(self, x):
+            return x + 1.0
+
+    def theirs(x):
+        return x + 1.0
+
+    for _ in range(6):
+        Agent().ours(tf.zeros([]))
+        tf.function(theirs)(tf.zeros([]))
+    assert "theirs" in caplog.text and "triggered tf.function retracing" in caplog.text
+    assert "ours" not in caplog.text

@@ -25,7 +25,7 @@ from tfrl.envs import registry
 from tfrl.experience.levels import MAX_LEVELS, LevelReplay
 from tfrl.experience.rollout import Rollout
 from tfrl.ops import losses, returns
-from tfrl.ops.graph import compiled, graph, tf
+from tfrl.ops.graph import compiled, graph, tf, tf_function
 from tfrl.ops.optimizers import learning_rate
 from tfrl.run import rng
 from tfrl.workers.data_parallel import GradientStep, Losses, Weights, sum_replicas
@@ -369,7 +369,7 @@ class PPOAgent(ActorCriticAgent):
         super().__init__(config, runtime)
         of_update = ("explained_variance", "grad_norm", "learning_rate", "first_ratio_error")
         self.metric_names = tuple(f"train/{name}" for name in (*self.means, *of_update))
-        self._compiled_steps = tf.function(
+        self._compiled_steps = tf_function(
             self._take_minibatches, jit_compile=config.has_one_topology and runtime.is_one_cpu
         )
         compiles = self.uses_xla or runtime.uses_gpu  # on a GPU each step of the scan would launch kernels

@@ -27,7 +27,7 @@ from tfrl.envs.spec import ActionSpec, Box
 from tfrl.experience.replay import Batch, BufferSettings, in_words
 from tfrl.networks.weights import AGENT_PREFIX, weights_of
 from tfrl.ops import q_learning
-from tfrl.ops.graph import asynchronous, tf
+from tfrl.ops.graph import asynchronous, tf, tf_function
 from tfrl.ops.optimizers import learning_rate
 from tfrl.workers.data_parallel import TARGET, DataParallel, GradientStep, Losses, Weights
 from tfrl.workers.strategy import Runtime
@@ -308,7 +308,7 @@ class ReplayAgent(Agent):
             at_once=runtime.parts_at_once * runtime.local_replicas,
         )
         self.acts_meanwhile = config.has_one_topology and self.acting.training_policy is not None
-        self._compiled_steps = tf.function(
+        self._compiled_steps = tf_function(
             self._take_steps, jit_compile=config.has_one_topology and runtime.is_one_cpu
         )
         self._traced_steps: Callable[..., Any] | None = None

@@ -17,7 +17,7 @@ from typing import IO, TextIO
 from tfrl.cli.errors import PeerError, UserError
 
 # Information and warnings of TensorFlow's C++ log, and its messages about a missing NVIDIA driver and about
-# a CPU without float16 (`machine.note_float16`).
+# a CPU without float16 (`machine.note_float16`). `tfrl.ops.graph.tf_function` silences that about retracing.
 _NOISE = re.compile(
     rb"^(WARNING: All log messages before absl::InitializeLog|[IW]\d{4} \d\d:|\d{4}-\d\d-\d\d .*: [IW] )"
     rb"|failed call to cuInit|cudart_stub|oneDNN supports DT_HALF only"

@@ -39,7 +39,18 @@ def graph(function: Callable[..., Any], **options: Any) -> Any:
     """Compiles a function of tensors; `options` are those of `tf.function`."""
     if options.get("jit_compile"):
         function = _traced_for_xla(function)
-    return tf.function(function, **{"autograph": False, **options})
+    return tf_function(function, **{"autograph": False, **options})
+
+
+def tf_function(function: Callable[..., Any], **options: Any) -> Any:
+    """`tf.function` without TensorFlow's warning that calls triggered tf.function retracing.
+
+    TensorFlow counts the traces of a method of all agents together, and each run of a program has its own
+    agent. A filter of the log (`tfrl.cli.streams`) would also remove the warnings of the user's functions.
+    """
+    made = tf.function(function, **options)
+    made._omit_frequent_tracing_warning = True  # as TensorFlow's loaded functions have it; no public switch
+    return made
 
 
 def is_for_xla() -> bool:
