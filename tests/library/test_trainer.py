@@ -73,6 +73,15 @@ def test_ctrl_c_in_an_own_loop_saves_after_the_update_and_raises(plain, tmp_path
     assert trainer.run.results["weights_sha256"] == plain.results["weights_sha256"]
 
 
+def test_a_run_that_this_process_has_open_is_not_trained_again_in_it(tmp_path):
+    same = SMALL | {"logdir": tmp_path, "run_name": "own"}
+    told = r"own is in use: this process has it open already; close it first, or choose another run_name\.$"
+    with tfrl.trainer("ppo", **same) as trainer:
+        with pytest.raises(tfrl.SettingsError, match=told):
+            tfrl.train("ppo", **same)
+        trainer.update()
+
+
 def test_wrong_settings_and_wrong_use_are_named(tmp_path):
     with pytest.raises(tfrl.SettingsError, match=r"ppo has no setting num_env "):
         tfrl.trainer("ppo", env="CartPole-v1", num_env=4)

@@ -94,7 +94,7 @@ def test_the_supervised_trainer_is_refused_as_well(tmp_path):
 def test_the_lock_is_exclusive_and_leaves_no_trace(tmp_path):
     run = tmp_path / "logs" / "run"
     with locked(run):
-        with pytest.raises(UserError, match="is in use: process .* --run-name.$"), locked(run):
+        with pytest.raises(UserError, match="this process has it open.* --run-name.$"), locked(run):
             pytest.fail("held twice")
         assert (run / LOCK_FILE).exists()
     assert not run.exists() and is_held(run) is False

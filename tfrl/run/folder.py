@@ -377,7 +377,7 @@ def locked(
       instead: the flag that chooses another folder.
 
     Raises:
-      UserError: another process holds it.
+      UserError: another process holds it, or this one does already.
       PeerError: it still does, after the patience.
     """
     file: IO[str] | None = None
@@ -421,6 +421,7 @@ def _take(run: Path, patience: float, does: str, instead: str) -> IO[str]:
     Raises UserError or PeerError if the time is up, and OSError if the folder cannot be locked.
     """
     path, told, failures = run / LOCK_FILE, False, 0
+    own = f"process {os.getpid()} on {socket.gethostname()}"
     end = time.monotonic() + max(patience, _GLANCES)
     while True:
         try:
@@ -443,10 +444,15 @@ def _take(run: Path, patience: float, does: str, instead: str) -> IO[str]:
                     continue  # the last holder has removed the file
                 with contextlib.suppress(OSError):  # on a full disk the holder stays unnamed
                     os.ftruncate(descriptor, 0)
-                    os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+                    os.pwrite(descriptor, own.encode(), 0)
                 opened.pop_all()
                 return file
         if time.monotonic() >= end:
+            if holder == own and not patience:  # a predecessor with patience may have had the same number
+                raise UserError(
+                    f"{run} is in use: this process has it open already; close it first, or choose another "
+                    f"{instead}."
+                )
             raise (PeerError if patience else UserError)(
                 f"{run} is in use: {holder} {does} it; wait until that process ends, or choose another "
                 f"{instead}."
