@@ -15,6 +15,7 @@ from tfrl import __main__ as overview
 from tfrl.algorithms.ppo import Config
 from tfrl.algorithms.registry import ALGORITHMS, reader
 from tfrl.cli import endings
+from tfrl.cli.flags import coerce
 from tfrl.cli.settings import preset_files, to_yaml
 from tfrl.envs import registry
 from tfrl.experience.rollout import check_memory
@@ -88,6 +89,13 @@ def test_spellings_of_a_game(spelled):
 def test_each_flag_sets_its_field(argv, name, value):
     got = getattr(parse(argv), name)
     assert got == value and type(got) is type(value)
+
+
+def test_text_of_digits_needs_no_quotes(tmp_path):
+    """As on the command line; YAML itself reads 010 as 8."""
+    config = READER.parse(["--config", settings_file(tmp_path, "hidden: 64\nrun_name: 010\n")])
+    assert (config.hidden_units, config.run_name) == ((64,), "010")
+    assert READER.of_values({"hidden": coerce(32, str, "hidden")}).hidden_units == (32,)
 
 
 @pytest.mark.parametrize("preset", preset_files(Config))
@@ -369,7 +377,8 @@ BAD_FILES = [
     ("num_envs: null", "must be a whole number; got None."),
     ("num_envs: .inf", "must be a whole number; got inf."),
     ("clip_value: 1", "must be true or false; got 1."),
-    ("env: 5", "must be text; got 5."),
+    ("env: 5.5", "must be text; got 5.5."),
+    ("env: true", "must be text; got True."),
     ("resume: no", "must be one of auto, never, must, restart; got False."),
     ("preset: [easy]", "must be one of cleanrl, cookbook"),
     ("gamma: 2", "--gamma must be at least 0 and at most 1; got 2.0."),

@@ -113,7 +113,7 @@ def _convert(value: Any, kind: type) -> Any:
     if kind is str:
         if isinstance(value, list | tuple):  # hidden=(256, 256)
             converted = ",".join(map(str, value))
-        elif isinstance(value, Path):
+        elif isinstance(value, Path) or (isinstance(value, int) and not isinstance(value, bool)):  # hidden=64
             converted = str(value)
     elif kind is bool:
         converted = {"true": True, "false": False}.get(str(value).lower())
@@ -238,6 +238,8 @@ def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: Traver
                 continue
             if name in values:
                 raise UserError(f"{path} gives {name} twice; leave one out.")
+            if type(value) is int and without_none(kinds[name]) is str:
+                value = value_node.value  # the digits as they are written: YAML reads 010 as 8
             values[name] = coerce(value, kinds[name], f"{key} in {path}")
 
     try:
