@@ -9,7 +9,9 @@ from refusals import refusal
 from small_run import SMALL
 
 from tfrl.cli.settings import to_yaml
+from tfrl.envs import callables
 from tfrl.run.console import Console
+from tfrl.training.learner import next_commands
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +28,19 @@ def test_a_complete_run_is_not_trained_again(config, capsys):
     assert f"{config.run_dir} is complete; more --total-steps would" in capsys.readouterr().out
     after = {path: path.read_bytes() for path in config.run_dir.rglob("*") if path.is_file()}
     assert after == before
+
+
+def test_only_commands_that_can_find_the_functions_of_a_run_are_recommended(config):
+    env, torso = (callables.give(make) for make in (lambda: None, lambda x: x))
+    for changes, commands, place in (
+        ({}, "report record evaluate", "Python"),
+        ({"env": env}, "report", "Python"),
+        ({"torso": torso}, "", "this program"),
+        ({"env": env, "critic_torso": torso}, "", "this program"),
+    ):
+        shown = next_commands(dataclasses.replace(config, **changes))
+        assert shown[0].startswith("tensorboard ") and f"in {place};" in shown[-1]
+        assert [line.split()[2] for line in shown[1:-1]] == [f"tfrl.{name}" for name in commands.split()]
 
 
 def test_a_complete_supervised_run_is_not_trained_again(tmp_path, capsys):

@@ -453,6 +453,16 @@ class RLSettings(RunSettings, Hardware, Torso, Learning, Task, Settings):
         return found
 
     @property
+    def local_callables(self) -> dict[str, str]:
+        """The settings that name a function that only this program has, such as a lambda."""
+        given = {"env": self.env, "torso": self.torso, "critic_torso": self.critic_torso or ""}
+        return {
+            setting: name
+            for setting, name in given.items()
+            if callables.is_name(name) and not callables.is_importable(name)
+        }
+
+    @property
     def logged_info(self) -> tuple[str, ...]:
         """The keys of --log-info."""
         return tuple(dict.fromkeys(key.strip() for key in (self.log_info or "").split(",") if key.strip()))

@@ -24,7 +24,7 @@ from tfrl.cli.streams import quiet_start, set_log_level
 from tfrl.config.distributed import LEARNER, DistributedSettings, check_ray, leads
 from tfrl.config.run import NetworkSettings, RLSettings
 from tfrl.envs import registry
-from tfrl.envs.callables import find, is_importable, is_name, search_path
+from tfrl.envs.callables import find, search_path
 from tfrl.experience import recorded, replay, rollout
 from tfrl.networks.weights import check_torso
 from tfrl.remote import reach_other_machines
@@ -221,11 +221,10 @@ def learner_class(config: RLSettings) -> Callable[[Any, Session, MakeAgent], Env
 
 def check_callables(config: RLSettings, workers: int) -> None:
     """Raises UserError if other processes cannot import a function of the settings, like a local one."""
-    given = {"an env": config.env, "a torso": config.torso, "a critic_torso": config.critic_torso or ""}
-    local = {what: name for what, name in given.items() if is_name(name) and not is_importable(name)}
-    if not local:
+    if not config.local_callables:
         return
-    what, name = next(iter(local.items()))
+    setting, name = next(iter(config.local_callables.items()))
+    article = "an" if setting == "env" else "a"
     numbers = {
         "learners": workers,
         **{n: getattr(config, n, 0) for n in ("env_processes", "actors", "observers")},
@@ -233,8 +232,8 @@ def check_callables(config: RLSettings, workers: int) -> None:
     several = [f"{flag(name)} {n}" for name, n in numbers.items() if n > (name == "learners")]
     if several:
         raise UserError(
-            f"{several[0]} needs {what} that other processes can import, and {name} is a lambda, a local "
-            "function or a function of a notebook: put it into a module."
+            f"{several[0]} needs {article} {setting} that other processes can import, and {name} is a "
+            "lambda, a local function or a function of a notebook: put it into a module."
         )
 
 

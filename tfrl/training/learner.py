@@ -615,15 +615,20 @@ def _cell(value: Any) -> str:
 
 
 def next_commands(config: RLSettings) -> list[str]:
-    """Commands for a finished run, and a line of Python that loads its policy."""
-    run = shlex.quote(str(config.run_dir))
-    commands = {
-        tensorboard(config): "curves",
-        f"python -m tfrl.report {run}": "a page with curves and scores",
-        f"python -m tfrl.record {run}": "a video of the policy",
-        f"python -m tfrl.evaluate {run}": "returns of more episodes",
-        f"policy = tfrl.load({str(config.run_dir)!r})": "in Python; then policy(observations)",
-    }
+    """Commands for a finished run, and a line of Python that loads its policy.
+
+    Commands that need a function that only this program has are left out.
+    """
+    run, local = shlex.quote(str(config.run_dir)), config.local_callables
+    own_network = bool(local.keys() - {"env"})
+    commands = {tensorboard(config): "curves"}
+    if not own_network:
+        commands[f"python -m tfrl.report {run}"] = "a page with curves and scores"
+    if not local:
+        commands[f"python -m tfrl.record {run}"] = "a video of the policy"
+        commands[f"python -m tfrl.evaluate {run}"] = "returns of more episodes"
+    place = "this program" if own_network else "Python"  # env.json stands for the env
+    commands[f"policy = tfrl.load({str(config.run_dir)!r})"] = f"in {place}; then policy(observations)"
     width = max(map(len, commands))
     return [f"{command.ljust(width)}  # {text}" for command, text in commands.items()]
 
