@@ -530,6 +530,7 @@ class ImageLearner(loop.Learner):
         names = ("accuracy", "loss")
         scores = {p: {k: every.get(f"{p}/{k}", float("nan")) for k in names} for p in ("train", "test")}
         return {
+            "algorithm": config.algorithm,
             "model": config.model,
             "dataset": config.dataset,
             "seed": config.seed,

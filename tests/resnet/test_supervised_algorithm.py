@@ -86,6 +86,7 @@ def run(folder, name, *callbacks, stop_at=None, **changes):
 def test_the_library_trains_what_the_command_trains(trained, logs):
     assert train.main([*flags_of(SETTINGS), "--logdir", str(logs), "--run-name", "command"]) == 0
     found = json.loads((logs / "command" / "results.json").read_text())
+    assert found["algorithm"] == "resnet"
     assert trained.results["weights_sha256"] == found["weights_sha256"]
     assert trained.results["test"] == found["test"] and found["test"]["accuracy"] > 0.6
     assert trained.progress["images"][-1] == 144 and np.isfinite(trained.progress["train/loss"]).all()
