@@ -47,7 +47,8 @@ def test_every_activation_of_keras_is_taken():
     assert {*ACTIVATIONS} | {"glu"} == known | {"swish", "hard_swish"}
     for name in ACTIVATIONS:
         assert reader("ppo").parse([*CARTPOLE, "--activation", f"{name},tanh"]).activations == (name, "tanh")
-    assert "--activation glu is unknown" in refusal(reader("ppo").parse, [*CARTPOLE, "--activation", "glu"])
+    said = refusal(reader("ppo").parse, [*CARTPOLE, "--activation", "glu"])
+    assert said.startswith("--activation glu would halve the width of each layer")
 
 
 def test_the_discount_of_normalised_rewards_is_a_setting():

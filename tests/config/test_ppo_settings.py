@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from processes import ROOT
 from refusals import refusal
 
 from resnet import config as supervised
@@ -113,8 +114,12 @@ BAD = [
     ("--env nowhere:CartPole-v1", "needs the module nowhere, which cannot be imported"),
     ("--env made_envs:made/Several-v0", "shows a Sequence at a, which is not supported"),
     ("--env Cartpole", "there is no env 'Cartpole' (did you mean CartPole-v1?); known: bigfish,"),
-    ("--num-levels 5", "--num-levels is only for procgen, and CartPole-v1 has no levels: leave it out."),
-    ("--start-level 5", "--start-level is only for procgen, and CartPole-v1 has no levels: leave it out."),
+    (
+        "--num-levels 5",
+        "--num-levels is only for procgen, and with --level-replay for an env whose reset takes "
+        'options["level"]: leave it out for CartPole-v1, or give --level-replay.',
+    ),
+    ("--start-level 5", "leave it out for CartPole-v1, or give --level-replay."),
     (
         "--distribution-mode hard",
         "--distribution-mode is only for procgen, and CartPole-v1 has no levels: leave it",
@@ -246,3 +251,19 @@ def test_anneal_lr_is_the_linear_schedule_also_in_a_file(tmp_path):
 def test_a_length_below_one_update_is_rounded_up_as_others_are():
     config = reader("ppo").parse(["--env", "CartPole-v1", "--total-steps", "10"])
     assert (config.num_updates, config.run_steps) == (1, config.num_envs * config.num_steps)
+
+
+@pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        ("made_envs", "made_envs:NAME"),
+        ("made_envs.py", "made_envs:NAME"),
+        ("./made_envs.py:Faulty", "made_envs:Faulty"),
+        (f"{ROOT}/tests/made_envs:Faulty", "made_envs:Faulty"),
+        ("made_envs.py:Faulty", "made_envs:Faulty"),
+    ],
+)
+def test_the_form_of_an_own_env_is_told_for_the_name_of_its_file(monkeypatch, typed, written):
+    monkeypatch.chdir(ROOT / "tests")
+    sentence = refusal(ppo, f"--env {typed}")
+    assert sentence.endswith(f"; write {written}, and start the command in the module's folder.")

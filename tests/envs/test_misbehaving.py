@@ -1,6 +1,7 @@
 """Gymnasium envs that fail or give what nothing can be learned from: one sentence, wherever it happens."""
 
 import re
+import sys
 from pathlib import Path
 
 import gymnasium
@@ -12,6 +13,7 @@ from processes import Answer, Training
 
 from tfrl.cli import endings
 from tfrl.cli.errors import EnvError
+from tfrl.envs import callables
 from tfrl.envs.facts import find_facts
 from tfrl.envs.gymnasium import GymnasiumVec
 from tfrl.envs.spec import EnvSpec
@@ -84,6 +86,30 @@ def test_a_fault_late_in_training_gives_a_one_sentence_error(fault):
 def test_the_line_of_the_envs_own_code_is_named():
     assert sentence("late-step-raises").endswith(f"({line_of('the motor is on fire')})")
     assert sentence("late-step-library").endswith(f"({line_of('json.loads(chr(123))')})")
+
+
+@pytest.mark.parametrize("name", ["failing_import:Own", "failing_import:Own-v0"])
+def test_the_line_that_fails_at_the_import_of_a_users_module_is_named(tmp_path, monkeypatch, name):
+    path = tmp_path / "failing_import.py"
+    path.write_text("import json\n\njson.loads('{')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="JSONDecodeError: Expecting property name") as caught:
+        find_facts(name)
+    assert str(caught.value).endswith(f" ({path}:3)")
+    path.write_text("raise AttributeError('gone')\n")
+    with pytest.raises(ValueError, match=re.escape(f"AttributeError: gone) ({path}:1)")):
+        callables.find("failing_import:Own")
+
+
+@pytest.mark.parametrize("name", ["noisy_import:Own", "noisy_import:CartPole-v1"])
+def test_a_users_module_that_imports_tensorflow_prints_no_start_up_lines(tmp_path, monkeypatch, capfd, name):
+    """A stand-in for TensorFlow writes its first line to the stderr of C++ code."""
+    lines = "I0000 00:00:1.2 3 port.cc:153] oneDNN custom operations are on\nof the user\n"
+    made = "import gymnasium\ndef Own(): return gymnasium.make('CartPole-v1')\n"
+    (tmp_path / "noisy_import.py").write_text(f"{made}import os\nos.write(2, {lines.encode()!r})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    find_facts(name)
+    assert sys.modules.pop("noisy_import") and capfd.readouterr().err == "of the user\n"
 
 
 @pytest.mark.parametrize("limit", [None, 50])

@@ -8,13 +8,16 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 from learners import make, train, updated
 from processes import ROOT
 from refusals import refusal
 
 from tfrl.algorithms.registry import reader
+from tfrl.cli.errors import EnvError
 from tfrl.collect import record
 from tfrl.envs import callables, registry
+from tfrl.envs.spec import EnvSpec
 from tfrl.record import UniformPolicy
 from tfrl.training.command import learner_class
 from tfrl.training.on_policy import random_observations
@@ -165,6 +168,18 @@ def test_own_envs_continue_with_their_levels(maze):
 def test_an_env_that_ignores_the_level_is_refused():
     said = refusal(reader("ppo").parse, ["--env", "CartPole-v1", "--level-replay", "--num-levels", "9"])
     assert said.startswith("CartPole-v1 begins equal episodes for different levels")
+
+
+def test_the_error_of_a_reset_names_the_level():
+    class Ten(CartPoleEnv):
+        def reset(self, *, seed=None, options=None):
+            if (level := (options or {}).get("level", 0)) > 9:
+                raise IndexError("no such level")
+            return super().reset(seed=seed)[0], {"level": level}
+
+    spec = EnvSpec(callables.give(Ten), 1, seed=1, num_levels=1, start_level=12, level_replay=True)
+    with pytest.raises(EnvError, match=r'such level, in reset\(seed=\d+, options=\{"level": 12\}\) \('):
+        registry.make(spec)
 
 
 class Rooms(gymnasium.Env):

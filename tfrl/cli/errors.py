@@ -1,6 +1,13 @@
-"""The errors that end a command. `endings.run` turns each into one sentence and an exit code."""
+"""The errors that end a command, which `endings.run` turns into one sentence and an exit code each; and words
+for the exceptions of a user's code.
+"""
 
+from __future__ import annotations
+
+import importlib
+import traceback
 from pathlib import Path
+from types import TracebackType
 
 
 class UserError(Exception):
@@ -33,6 +40,29 @@ class PeerError(TrainingError):
     """
 
     exit_code = 75
+
+
+def summary(error: BaseException) -> str:
+    """The type of an exception and its first line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+
+
+def place(trace: TracebackType | None, home: Path | None) -> str:
+    """The place where a user's code raised an exception, as ` (FILE:LINE)`; "" if there is none.
+
+    Args:
+      trace: that of the exception. Its first frame is the caller's own.
+      home: the folder of the user's code. The last line there is named; without one, the last line of all.
+    """
+    frames = [frame for frame in traceback.extract_tb(trace)[1:] if not _imports(frame.filename)]
+    own = [frame for frame in frames if home and Path(frame.filename).is_relative_to(home)]
+    return "".join(f" ({frame.filename}:{frame.lineno})" for frame in (own or frames)[-1:])
+
+
+def _imports(file: str) -> bool:
+    """True for a file of Python's own code that imports modules."""
+    return file.startswith("<frozen importlib") or file == importlib.__file__
 
 
 def how_to_install(part: str) -> str:

@@ -88,6 +88,11 @@ class Torso:
         """The activation of each layer of mlp. Raises UserError if --activation is no such list."""
         names, layers = self.activation.replace(" ", "").split(","), len(self.hidden_units)
         for name in names:
+            if name == "glu":
+                raise UserError(
+                    "--activation glu would halve the width of each layer, which --hidden decides: use "
+                    "another one, or a --torso of your own."
+                )
             if name not in ACTIVATIONS:
                 known = f"{', '.join(ACTIVATIONS[:5])} and the other names of Keras"
                 raise UserError(
@@ -566,10 +571,16 @@ def check_task(task: Task) -> None:
             f"{task.env} has no distribution mode {task.distribution_mode!r}; it has {', '.join(modes)}."
         )
     has_levels = getattr(task, "level_replay", False) and registry.family(task.env).chooses_levels
-    of_procgen = ("distribution_mode",) if has_levels else ("distribution_mode", "num_levels", "start_level")
-    for name in () if modes else of_procgen:
+    if not modes and task.distribution_mode != Task.distribution_mode:
+        raise UserError(
+            f"--distribution-mode is only for procgen, and {task.env} has no levels: leave it out."
+        )
+    for name in () if modes or has_levels else ("num_levels", "start_level"):
         if getattr(task, name) != getattr(Task, name):
-            raise UserError(f"{flag(name)} is only for procgen, and {task.env} has no levels: leave it out.")
+            raise UserError(
+                f"{flag(name)} is only for procgen, and with --level-replay for an env whose reset takes "
+                f'options["level"]: leave it out for {task.env}, or give --level-replay.'
+            )
     if task.start_level + task.num_levels > MOST:
         raise UserError(
             f"--start-level + --num-levels must be at most {MOST}; got {task.start_level} + "

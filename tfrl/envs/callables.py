@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -11,10 +12,14 @@ import re
 import sys
 import types
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tfrl.cli.errors import place, summary
+from tfrl.cli.streams import quiet_start
 
 _IMPORTABLE = re.compile(r"[\w.]+:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _LOCAL = re.compile(r"[\w.]+:.*[<(].*")  # module:function.<locals>.<lambda>, module:Class()
@@ -96,20 +101,42 @@ def find(name: str) -> Callable[..., Any]:
         )
     module, _, attribute = name.partition(":")
     try:
-        found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+        with importing(module):
+            imported = importlib.import_module(module)
+    except Exception as error:  # a user's module may raise anything
+        is_absent = isinstance(error, ModuleNotFoundError) and error.name in (module, module.split(".")[0])
+        more = place(error.__traceback__, home_of(module))
+        if is_absent:
+            start = "start the command in the module's folder, or add that folder to PYTHONPATH"
+            more = f"; {as_module(name) or start}"
+        raise ValueError(f"{name} cannot be imported here ({summary(error)}){more}") from error
+    try:
+        found = functools.reduce(getattr, attribute.split("."), imported)
     except AttributeError:
         raise ValueError(f"the module {module} has no {attribute}") from None
-    except Exception as error:  # a user's module may raise anything
-        lines = str(error).strip().splitlines() or ["no message"]
-        is_absent = isinstance(error, ModuleNotFoundError) and error.name in (module, module.split(".")[0])
-        advice = "; start the command in the module's folder, or add that folder to PYTHONPATH"
-        raise ValueError(
-            f"{name} cannot be imported here ({type(error).__name__}: {lines[0].rstrip('.')})"
-            f"{advice if is_absent else ''}"
-        ) from error
     if not callable(found):
         raise ValueError(f"{name} has the type {type(found).__name__} and is not a function")
     return found
+
+
+def as_module(name: str) -> str:
+    """Advice for the name of a file, or of a module alone, in place of MODULE:NAME; "" for other names."""
+    path, _, attribute = name.partition(":")
+    plain = Path(path.removesuffix(".py"))
+    is_file = path.endswith(".py") or Path(f"{plain}.py").is_file() or (plain / "__init__.py").is_file()
+    wanted = f"{plain.name}:{attribute or 'NAME'}"
+    return f"write {wanted}, and start the command in the module's folder" * (is_file and wanted != name)
+
+
+def importing(module: str) -> contextlib.AbstractContextManager[None]:
+    """The context to import a user's module in: if that imports TensorFlow, the start-up lines are hidden."""
+    return contextlib.nullcontext() if module in sys.modules else quiet_start()
+
+
+def home_of(module: str) -> Path | None:
+    """The folder of a user's package, or of the file of a module; None if there is none."""
+    spec = PathFinder.find_spec(module.partition(".")[0])
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 
 
 def required_arguments(function: Callable[..., Any]) -> int:

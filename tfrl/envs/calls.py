@@ -10,7 +10,6 @@ import math
 import pickle
 import random
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 from gymnasium.wrappers import TimeLimit
 
 from tfrl.cli import endings
-from tfrl.cli.errors import EnvError
+from tfrl.cli.errors import EnvError, place, summary
 from tfrl.envs.observations import (
     ACTION_MASK,
     BY_METHOD,
@@ -36,6 +35,11 @@ from tfrl.envs.spec import ActionSpec, Box
 
 RESET = "reset(seed=..., options=...)"
 STEP = "step(action)"
+
+
+def level_reset(seed: int | None, level: int) -> str:
+    """The call of `reset` that begins a level, in messages."""
+    return f'reset(seed={seed}, options={{"level": {level}}})'
 
 
 class Seen(NamedTuple):
@@ -130,8 +134,8 @@ def check_levels(env_id: str, env: gymnasium.Env, levels: Sequence[int]) -> None
     info["level"] is the level.
     """
     shown, named = set(), True
-    with Calling(env_id, env, RESET):
-        for level in levels[:8]:
+    for level in levels[:8]:
+        with Calling(env_id, env, level_reset(1, level)):
             observation, info = env.reset(seed=1, options={"level": level})
             shown.add(pickle.dumps(observation))
             named = named and np.array_equal(np.asarray(info.get("level")).ravel(), [level])
@@ -279,7 +283,7 @@ class Calling:
     Args:
       env_id: its name.
       env: the env, or one of several of its kind.
-      call: RESET or STEP.
+      call: such as RESET or STEP.
     """
 
     def __init__(self, env_id: str, env: gymnasium.Env, call: str) -> None:
@@ -297,17 +301,8 @@ class Calling:
             error, EnvError | MemoryError
         ):
             return
-        home, frames = _home(self._env), traceback.extract_tb(trace)[1:]  # the first one is the caller's
-        own = [frame for frame in frames if home and Path(frame.filename).is_relative_to(home)]
-        places = [f" ({frame.filename}:{frame.lineno})" for frame in own or frames]
-        where = f"{self._call}{places[-1] if places else ''}"
+        where = f"{self._call}{place(trace, _home(self._env))}"
         raise EnvError(f"{self._env_id} raised {summary(error)}, in {where}") from error
-
-
-def summary(error: BaseException) -> str:
-    """The type of an exception and its first line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
 
 
 def _home(env: gymnasium.Env) -> Path | None:

@@ -12,6 +12,7 @@ from typing import Any, SupportsFloat
 
 import numpy as np
 
+from tfrl.cli.errors import summary
 from tfrl.envs.calls import (
     RESET,
     STEP,
@@ -19,10 +20,10 @@ from tfrl.envs.calls import (
     check_finite,
     checked_ends,
     get_own_state,
+    level_reset,
     mask_of,
     put_own_state,
     stored,
-    summary,
 )
 from tfrl.envs.facts import facts_of
 from tfrl.envs.making import close, draw_off_screen, emulator_state, is_atari, make_env, put_emulator_state
@@ -107,10 +108,11 @@ class GymnasiumVec:
     def _reset(self, i: int) -> np.ndarray:
         """Begins env i's next episode, and returns its first observation."""
         episode, env = self._episodes[i], self._envs[i]
-        with self._resetting:
-            seed = None if self._atari and episode > 0 else _episode_seed(*self._streams[i], episode)
+        seed = None if self._atari and episode > 0 else _episode_seed(*self._streams[i], episode)
+        level = None if self.levels is None else int(self.levels[i])
+        options = {} if level is None else {"options": {"level": level}}
+        with self._resetting if level is None else Calling(self._name, env, level_reset(seed, level)):
             self._emulators[i] = emulator_state(env) if seed is None else {}
-            options = {} if self.levels is None else {"options": {"level": int(self.levels[i])}}
             shown, info = env.reset(seed=seed, **options)
             shown = self._stored(i, shown, info)
         self._began[i] = self._clock

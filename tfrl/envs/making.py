@@ -30,9 +30,9 @@ from gymnasium import spaces
 from gymnasium.envs import registration
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformObservation
 
+from tfrl.cli.errors import place, summary
 from tfrl.cli.flags import nearest
 from tfrl.envs import callables
-from tfrl.envs.calls import summary
 from tfrl.envs.images import Layout, layout_of
 from tfrl.envs.observations import CHOICES, FLAGS, IMAGE, NUMBERS, WORD_FLAGS, ArraySpec, Part
 from tfrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
@@ -180,14 +180,15 @@ def find_spec(env_id: str) -> registration.EnvSpec:
         module = plugin if importlib.util.find_spec(plugin) else ""
     if module:
         try:
-            with warnings.catch_warnings(), contextlib.ExitStack() as quiet:
+            with warnings.catch_warnings(), callables.importing(module), contextlib.ExitStack() as quiet:
                 warnings.simplefilter("ignore")
                 if module == _DM_CONTROL:  # it imports the old gym, which prints a banner
                     quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
                 imported = importlib.import_module(module)
         except Exception as error:  # a user's module may raise anything
+            where = place(error.__traceback__, callables.home_of(module))
             raise ValueError(
-                f"{env_id} needs the module {module}, which cannot be imported: {summary(error)}"
+                f"{env_id} needs the module {module}, which cannot be imported: {summary(error)}{where}"
             ) from error
         if module == "ale_py":
             imported.ALEInterface.setLoggerMode(imported.LoggerMode.Error)  # no banner

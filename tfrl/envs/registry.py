@@ -124,6 +124,8 @@ def check(task: EnvSettings) -> None:
     ):  # an id of Gymnasium
         from tfrl.envs.making import did_you_mean
 
+        if advice := callables.as_module(env):
+            raise ValueError(f"there is no env {env!r}; {advice}")
         known = ", ".join(env_names())
         raise ValueError(
             f"there is no env {env!r}{did_you_mean(env, env_names())}; known: {known}, Gymnasium's ids, and "
