@@ -31,7 +31,7 @@ from tfrl.workers import machine, tf_config
 from tfrl.workers.tf_config import LAUNCH, RESTARTED
 
 USAGE = "python -m cluster.launch (--workers N | --hosts A,B) [flags] -- COMMAND"
-DESCRIPTION = """Runs COMMAND on several workers, with TF_CONFIG set for each of them.
+DESCRIPTION = """Runs COMMAND on several workers, with TF_CONFIG set for each of them. The -- is optional.
 
   python -m cluster.launch --workers 2 -- python -m tfrl.ppo_procgen --run-name first
   python -m cluster.launch --hosts a,b -- python -m tfrl.ppo_procgen --run-name first
@@ -91,11 +91,9 @@ class Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code. UserError: bad flags, no free port, too few GPUs."""
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    words, options = flags.parse(Options, arguments[:split], USAGE, DESCRIPTION)
-    command = arguments[split + 1 :]
-    if words:
-        raise UserError(f"{words[0]!r} is not a flag; usage: {USAGE}")
+    split = flags.leading(arguments)
+    _, options = flags.parse(Options, arguments[:split], USAGE, DESCRIPTION)
+    command = arguments[split + (arguments[split : split + 1] == ["--"]) :]
     if not command:
         raise UserError(f"there is no command to run; write it after --; usage: {USAGE}")
     hosts = options.hosts.split(",") if options.hosts else []

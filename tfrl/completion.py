@@ -23,10 +23,15 @@ _SCRIPT = """_tfrl() {{
     ((COMP_CWORD == 1)) && words="{names}"
   else
     for ((i = 1; i < COMP_CWORD; i++)); do
-      [[ ${{COMP_WORDS[i]}} == -m ]] && module=${{COMP_WORDS[i+1]}} && break
+      [[ ${{COMP_WORDS[i]}} == -m ]] && module=${{COMP_WORDS[i+1]}}  # the last one: a launcher has two
     done
     [[ $before == -m ]] && words="{modules}"
+    [[ $before == tfrl && $module == tfrl ]] && words="{names}"
   fi
+  for ((i = 2; i < COMP_CWORD; i++)); do  # python -m tfrl ppo, tune -- ppo
+    [[ $module == tfrl || $module == tfrl.tune ]] && [[ ${{COMP_WORDS[i-1]}} != --?* ]] &&
+      [[ " {names} " == *" ${{COMP_WORDS[i]}} "* ]] && module=tfrl.${{COMP_WORDS[i]}}
+  done
   if [[ -z $words ]]; then
     case "$module $before" in
 {choices}

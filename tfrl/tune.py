@@ -154,9 +154,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     if "--" in arguments:
         end = arguments.index("--")
         return list(arguments[:end]), list(arguments[end + 1 :])
-    end = 0
-    while end < len(arguments) and arguments[end].startswith("-"):
-        end += 1 if "=" in arguments[end] or arguments[end] in ("-h", "--help") else 2
+    end = flags.leading(arguments)
     mine, trials = list(arguments[:end]), list(arguments[end : end + 1])
     rest = list(arguments[end + 1 :])
     kinds = set() if not trials else settings.reader(trials[0]).flag_kinds.keys()

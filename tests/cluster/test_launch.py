@@ -11,6 +11,7 @@ from launching import LAUNCH, Launch
 from processes import ROOT, unread_pipe
 
 from benchmarks.process_tree import alive
+from cluster import launch as launcher
 from cluster.launch import thread_shares
 from tfrl.workers import tf_config
 
@@ -206,6 +207,15 @@ def test_bad_flags_are_refused_in_one_sentence(flags, words):
     assert done.stderr.startswith("error: ")
     for word in words:
         assert word in done.stderr
+
+
+@pytest.mark.parametrize("separator", [[], ["--"]], ids=["bare", "--"])
+def test_the_command_stands_with_or_without_a_separator(monkeypatch, separator):
+    commands = []
+    monkeypatch.setattr(launcher, "launch", lambda places, command, **rest: commands.append(command) or 0)
+    command = ["python", "-m", "tfrl.ppo", "--", "--workers", "3"]
+    assert launcher.main(["--workers", "2", "--grace=3", *separator, *command]) == 0
+    assert commands == [command]
 
 
 def test_a_missing_command_is_reported_and_not_restarted():

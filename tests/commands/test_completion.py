@@ -47,6 +47,12 @@ def complete(script, line):
         ("tfrl evaluate logs/run --lev", ["--levels"]),
         ("tfrl evaluate --levels ", ["train", "test", "both"]),
         ("tfrl ppo-", []),
+        ("python -m tfrl eval", ["evaluate"]),
+        ("python -m tfrl evaluate logs/run --lev", ["--levels"]),
+        ("python -m cluster.launch --workers 2 -- python -m tfrl.evaluate --lev", ["--levels"]),
+        ("python -m tfrl.tune --grid lr=1 -- ppo --update-f", ["--update-freq"]),
+        ("tfrl tune ppo --update-f", ["--update-freq"]),
+        ("python -m tfrl.tune --logdir ppo --paral", ["--parallel"]),
     ],
 )
 def test_bash_completes(script, line, offered):

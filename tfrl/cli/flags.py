@@ -334,6 +334,7 @@ def texts_of(kind: type) -> dict[str, str]:
 # The command lines of the tools: folders by position, and flags from a dataclass
 
 Options = TypeVar("Options", bound="DataclassInstance")
+_HELP = ("-h", "--help", "--help-all")
 
 
 def parse(options: type[Options], argv: Sequence[str], usage: str, summary: str) -> tuple[list[str], Options]:
@@ -347,12 +348,23 @@ def parse(options: type[Options], argv: Sequence[str], usage: str, summary: str)
     Raises UserError for an unknown flag, a value of another type, or a number outside its range.
     """
     kinds = typing.get_type_hints(options)
-    if any(token in ("-h", "--help", "--help-all") for token in argv):
+    if any(token in _HELP for token in argv):
         print_help(usage, summary, [Group("", "", kinds, texts_of(options), vars(options()))])
     words: list[str] = []
     given = options(**read_flags(kinds, {}, argv, words))
     check_ranges(given)
     return words, given
+
+
+def leading(arguments: Sequence[str]) -> int:
+    """The number of arguments before the first one that is neither a flag nor its value; no flag is a switch
+    but --help.
+    """
+    end = 0
+    while end < len(arguments) and arguments[end].startswith("-") and arguments[end] != "--":
+        alone = "=" in arguments[end] or arguments[end] in _HELP or arguments[end + 1 : end + 2] == ["--"]
+        end += 1 if alone else 2
+    return min(end, len(arguments))
 
 
 def one(words: Sequence[str], what: str, usage: str) -> str:
