@@ -28,7 +28,7 @@ from tfrl.algorithms.runs import find_policy, run_folder
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import COUNT, FRACTION, NATURAL, Range
-from tfrl.cli.streams import quiet_start
+from tfrl.cli.streams import quiet_start, tell
 from tfrl.config.run import check_task
 from tfrl.envs import facts as env_facts
 from tfrl.envs import registry
@@ -117,16 +117,24 @@ def main(arguments: Sequence[str]) -> int:
     about = {
         "policy": "uniform" if source is None else f"{source.config.algorithm}, {source.name}",
         "weights": None if source is None else weights_sha256(source.weights),
-        "actions": "uniform" if source is None else "greedy" if greedy else "sampled",
+        "actions": _words_for(source, greedy, options.epsilon),
         "epsilon": options.epsilon,
     }
-    record(
+    manifest = record(
         _Saved(source, task, greedy, options.epsilon), task, about, out,
         episodes=options.episodes, steps=options.steps, levels=options.levels,
         shard_episodes=options.shard_episodes, actors=options.actors,
     )  # fmt: skip
+    tell(f"The set has {manifest.episodes:,} episodes and {manifest.steps:,} env steps.")
     print(out)
     return 0
+
+
+def _words_for(source: PolicySource | None, greedy: bool, epsilon: float | None) -> str:
+    """The actions in words."""
+    if source is None:
+        return "uniform"
+    return "sampled" if not greedy and epsilon is None else recorded.greedy_words(epsilon)
 
 
 def _plays_greedily(source: PolicySource | None) -> bool:
@@ -206,8 +214,13 @@ def record(
                     if enough():
                         break
     except OSError as error:
-        kept = f"; {manifest.folder} keeps its {manifest.episodes} episodes" if manifest.shards else ""
-        raise UserError(f"cannot write the set in {out}: {files.reason(error)}{kept}.") from None
+        kept = Manifest.of(out, task.env, full).episodes
+        more = f"; {out} keeps its {kept} episodes" if kept else ""
+        raise UserError(f"cannot write the set in {out}: {files.reason(error)}{more}.") from None
+    except SystemExit:  # a signal
+        kept = Manifest.of(out, task.env, full).episodes
+        tell(f"Stopped; {out} has {kept:,} episodes, and the same command continues.")
+        raise
     return manifest
 
 
@@ -440,7 +453,7 @@ def _describe(options: Options) -> int:
     if options.facts:
         print(recorded.facts_of(name, options.split))
         return 0
-    found = recorded.open_set(name, options.split)
+    found = recorded.open_set(name, options.split, called="--describe")
     returns, lengths, terminated, size = [], [], 0, 0
     for shard in found.shards:
         size += shard.num_bytes

@@ -15,7 +15,7 @@ from processes import ROOT
 from refusals import refusal
 
 import tfrl
-from tfrl.collect import main, record
+from tfrl.collect import _words_for, main, record
 from tfrl.experience.recorded import Manifest, Spaces, open_set
 
 FILE = "cartpole_v1_episodes-train.tfrecord-"
@@ -118,6 +118,40 @@ def test_another_set_in_the_folder_stays(whole, tmp_path):
     assert "exclude each other" in refusal(main, ["x", "--greedy", "--epsilon", "0.1"])
     assert "exclude each other" in refusal(main, flags(tmp_path / "new", "--steps", "9"))
     assert "no effect with --random" in refusal(main, flags(tmp_path / "new", "--greedy"))
+
+
+def test_the_number_of_episodes_is_told(whole, tmp_path, capsys, monkeypatch):
+    assert main(flags(whole, "--episodes", "3")) == 0
+    steps = json.loads((whole / "metadata.json").read_text())["steps"]
+    shown = capsys.readouterr()
+    assert shown.err == f"The set has 25 episodes and {steps} env steps.\n" and shown.out == f"{whole}\n"
+    folder, save = tmp_path / "set", Manifest.save
+
+    def save_and_end(self, *rest):
+        save(self, *rest)
+        raise SystemExit(130)  # as at a signal
+
+    monkeypatch.setattr(Manifest, "save", save_and_end)
+    with pytest.raises(SystemExit):
+        main(flags(folder))
+    said = f"Stopped; {folder} has 10 episodes, and the same command continues.\n"
+    assert capsys.readouterr().err == said
+
+
+def test_the_actions_of_a_set_are_named_as_they_are(tmp_path):
+    source = object()
+    assert _words_for(None, False, None) == "uniform"
+    assert [_words_for(source, greedy, None) for greedy in (False, True)] == ["sampled", "greedy"]
+    assert _words_for(source, False, 0.1) == "greedy with epsilon 0.1"
+    # A set of an older version has other words for the same actions.
+    older = {"env": "CartPole-v1", "actions": "sampled", "epsilon": 0.1}
+    (tmp_path / "metadata.json").write_text(json.dumps({"about": older, "shards": []}))
+    Manifest.of(tmp_path, "CartPole-v1", {**older, "actions": "greedy with epsilon 0.1"})
+
+
+def test_a_set_that_cannot_be_described_is_named_with_the_flag(tmp_path):
+    said = refusal(main, ["--describe", str(tmp_path / "nothere")])
+    assert said == f"--describe {tmp_path / 'nothere'} does not exist."
 
 
 def test_a_full_disk_keeps_the_complete_files(small_disk, whole):

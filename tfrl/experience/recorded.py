@@ -279,6 +279,11 @@ def _encoded(arrays: Arrays, features: Any) -> Arrays:
     return arrays
 
 
+def greedy_words(epsilon: float | None) -> str:
+    """The words of a set for the most likely actions, of which a share epsilon is uniform instead."""
+    return "greedy" if epsilon is None else f"greedy with epsilon {epsilon:g}"
+
+
 @dataclass
 class Manifest:
     """The files that describe a set of `tfrl.collect`; `save` writes them after a shard.
@@ -312,8 +317,11 @@ class Manifest:
             ):
                 return manifest
             raise UserError(f"{folder} exists already, and has no set of tfrl.collect; give another --out.")
+        earlier = found["about"]
+        if earlier.get("epsilon") is not None:  # older versions called these actions sampled
+            earlier["actions"] = greedy_words(earlier["epsilon"])
         for key, value in manifest.about.items():
-            if (there := found["about"].get(key)) != value:
+            if (there := earlier.get(key)) != value:
                 raise UserError(
                     f"{folder} has a set with another {key.replace('_', ' ')}: {there} there, {value} here; "
                     "give the same settings to continue it, or another --out."
@@ -421,28 +429,28 @@ def names_in(dataset: str) -> list[str]:
     return [dataset] if Path(dataset).exists() else [name.strip() for name in dataset.split(",")]
 
 
-def check_set(dataset: str) -> None:
+def check_set(dataset: str, called: str = "--dataset") -> None:
     """Raises UserError if a name is no set that can be here. Needs no TensorFlow, and reads no episode."""
     for name in names_in(dataset):
-        _check_one(name)
+        _check_one(name, called)
 
 
-def _check_one(dataset: str) -> None:
+def _check_one(dataset: str, called: str) -> None:
     path = Path(dataset)
     if dataset.startswith(MINARI) or (path / MINARI_FILE).is_file():
         if importlib.util.find_spec("minari") is None:
             raise UserError(
-                f"--dataset {dataset} needs Minari, which is not installed: {how_to_install('minari')}."
+                f"{called} {dataset} needs Minari, which is not installed: {how_to_install('minari')}."
             )
     elif path.exists() and not path.is_dir():
-        raise UserError(f"--dataset {dataset} is a file; give the folder of a set.")
+        raise UserError(f"{called} {dataset} is a file; give the folder of a set.")
     elif path.is_dir() and _rlds_folder(path) is None:
         raise UserError(
-            f"--dataset {dataset} has no set: neither {INFO_FILE} of an RLDS set nor {MINARI_FILE} of a "
+            f"{called} {dataset} has no set: neither {INFO_FILE} of an RLDS set nor {MINARI_FILE} of a "
             "Minari set."
         )
     elif not path.exists() and (path.is_absolute() or dataset.startswith(".")):
-        raise UserError(f"--dataset {dataset} does not exist.")
+        raise UserError(f"{called} {dataset} does not exist.")
 
 
 def _rlds_folder(path: Path) -> Path | None:
@@ -452,13 +460,18 @@ def _rlds_folder(path: Path) -> Path | None:
     return None if not there else there[0] if there[0] == path else there[-1]
 
 
-def open_set(dataset: str, split: str = "train") -> RecordedSet:
+def open_set(dataset: str, split: str = "train", called: str = "--dataset") -> RecordedSet:
     """Opens the set with this name: a folder, a set of tensorflow-datasets, `minari:ID`, or several as one.
+
+    Args:
+      dataset: the name.
+      split: the split of an RLDS set.
+      called: the flag that gave the name, for errors.
 
     Raises UserError if there is none, if it has no episodes, or if several are of different envs.
     """
-    check_set(dataset)
-    found = [_open_one(name, split) for name in names_in(dataset)]
+    check_set(dataset, called)
+    found = [_open_one(name, split, called) for name in names_in(dataset)]
     envs = {one.env: one.name for one in found}
     if len(envs) > 1:
         (first, name), (second, other), *_ = envs.items()
@@ -468,15 +481,15 @@ def open_set(dataset: str, split: str = "train") -> RecordedSet:
     return RecordedSet(dataset, found[0].env, [shard for one in found for shard in one.shards])
 
 
-def _open_one(dataset: str, split: str) -> RecordedSet:
+def _open_one(dataset: str, split: str, called: str) -> RecordedSet:
     is_minari = dataset.startswith(MINARI) or (Path(dataset) / MINARI_FILE).is_file()
-    found = _open_minari(dataset) if is_minari else _open_rlds(dataset, split)
+    found = _open_minari(dataset, called) if is_minari else _open_rlds(dataset, split, called)
     if not found.shards:
         raise UserError(f"{dataset} has no episodes.")
     return found
 
 
-def _open_rlds(dataset: str, split: str) -> RecordedSet:
+def _open_rlds(dataset: str, split: str, called: str) -> RecordedSet:
     tfds, folder = import_tfds(), _rlds_folder(Path(dataset))
     try:
         if folder is not None:
@@ -487,10 +500,10 @@ def _open_rlds(dataset: str, split: str) -> RecordedSet:
         reason = (
             str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
         )
-        raise UserError(f"--dataset {dataset} cannot be opened by tensorflow-datasets: {reason}.") from None
+        raise UserError(f"{called} {dataset} cannot be opened by tensorflow-datasets: {reason}.") from None
     if folder is None and not Path(str(builder.data_path)).exists():
         raise UserError(
-            f"--dataset {dataset} is not on this machine: tfds.builder({dataset!r}).download_and_prepare() "
+            f"{called} {dataset} is not on this machine: tfds.builder({dataset!r}).download_and_prepare() "
             f"makes it in {builder.data_path}."
         )
     info = builder.info
@@ -585,12 +598,12 @@ def _map(function: Callable[[Any], Any], arrays: Arrays) -> Arrays:
     return function(arrays)
 
 
-def _open_minari(dataset: str) -> RecordedSet:
+def _open_minari(dataset: str, called: str = "--dataset") -> RecordedSet:
     try:
         import minari
     except ImportError:
         raise UserError(
-            f"--dataset {dataset} needs Minari, which is not installed: {how_to_install('minari')}."
+            f"{called} {dataset} needs Minari, which is not installed: {how_to_install('minari')}."
         ) from None
     name = dataset.removeprefix(MINARI)
     try:
@@ -602,7 +615,7 @@ def _open_minari(dataset: str) -> RecordedSet:
         reason = (
             str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
         )
-        raise UserError(f"--dataset {dataset} cannot be opened by Minari: {reason}.") from None
+        raise UserError(f"{called} {dataset} cannot be opened by Minari: {reason}.") from None
     file = str(Path(str(found.storage.data_path)) / MINARI_FILE.name)
     size = Path(file).stat().st_size if Path(file).is_file() else 0
 
