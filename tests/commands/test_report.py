@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from made_runs import make_run
 from PIL import Image
+from refusals import refusal
 
 from resnet import config as supervised
 from tfrl import report
@@ -338,10 +339,11 @@ def supervised_run(folder, *, older=False):
 @pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize("command", ["evaluate", "record"])
 def test_a_supervised_run_is_named_as_one(tmp_path, command, older):
-    with pytest.raises(
-        UserError, match="is a run of resnet.train; evaluate it with python -m resnet.evaluate"
-    ):
-        importlib.import_module(f"tfrl.{command}").main([str(supervised_run(tmp_path, older=older))])
+    sentence = refusal(
+        importlib.import_module(f"tfrl.{command}").main, [str(supervised_run(tmp_path, older=older))]
+    )
+    assert "is a run of resnet.train and has no policy to play, record or start from; " in sentence
+    assert "python -m resnet.evaluate, or start from its torso with --torso-weights" in sentence
 
 
 def test_a_supervised_run_beside_others_is_skipped(tmp_path):

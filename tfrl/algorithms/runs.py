@@ -57,7 +57,10 @@ def of_run(path: Path) -> RLSettings:
             "the runs."
         )
     if algorithm_of(path / SETTINGS_FILE) == "resnet":
-        raise UserError(f"{path} is a run of resnet.train; evaluate it with python -m resnet.evaluate.")
+        raise UserError(
+            f"{path} is a run of resnet.train and has no policy to play, record or start from; evaluate it "
+            "with python -m resnet.evaluate, or start from its torso with --torso-weights."
+        )
     remember_facts(path)
     of = reader(algorithm_of(path / SETTINGS_FILE) or "ppo")
     config = of.from_yaml(path / SETTINGS_FILE)
