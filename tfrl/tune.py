@@ -30,7 +30,7 @@ from tfrl.config.distributed import check_address
 from tfrl.experience.episodes import evaluation_columns
 from tfrl.library import command_of
 from tfrl.remote import reach_other_machines
-from tfrl.remote.trials import SUPERVISED, Sweep, TrialState, outcome, plan, trial_name
+from tfrl.remote.trials import SUPERVISED, Sweep, TrialState, difference, outcome, plan, trial_name
 from tfrl.run import files
 from tfrl.run.folder import locked, read_json
 
@@ -218,8 +218,9 @@ def _claim(logdir: Path, sweep: Sweep) -> None:
     path = logdir / _PLAN_FILE
     if not path.exists():
         files.write(path, json.dumps(sweep.content(), indent=1))
-    elif read_json(path) != sweep.content():
-        raise UserError(f"{logdir} holds another sweep; give the same flags, or another --logdir.")
+    elif (there := read_json(path)) != (here := sweep.content()):
+        more = difference(there, here)
+        raise UserError(f"{logdir} holds another sweep{more}; give the same flags, or another --logdir.")
 
 
 def _conclude(sweep: Sweep, outcomes: Sequence[TrialState]) -> int:

@@ -15,7 +15,7 @@ from tfrl import tune
 from tfrl.algorithms import registry as settings
 from tfrl.cli.errors import TrainingError
 from tfrl.cli.settings import to_yaml
-from tfrl.remote.trials import Sampled, TrialState, plan
+from tfrl.remote.trials import Sampled, TrialState, difference, plan
 
 CATCH = ["--env", "catch", "--torso", "linear"]
 PBT = {"scheduler": "pbt", "samples": ["lr=loguniform:1e-5,1e-2"], "flags": [*CATCH, "--eval-every", "1"]}
@@ -184,9 +184,39 @@ def test_another_sweep_is_refused_in_the_same_folder(tmp_path):
     one, other = (planned(grids=[f"lr={values}"]) for values in ("1e-3", "1e-4"))
     for _ in range(2):
         tune._claim(tmp_path, one)
-    assert "holds another sweep" in refusal(tune._claim, tmp_path, other)
+    said = refusal(tune._claim, tmp_path, other)
+    assert "another sweep, with --grid lr=0.001 instead of --grid lr=0.0001; give the same" in said
     (tmp_path / "sweep.json").write_text("{")
     assert "holds another sweep" in refusal(tune._claim, tmp_path, one)
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "said"),
+    [
+        (
+            {"flags": ["--env", "catch", "--seed", "3"]},
+            {"flags": CATCH},
+            "--seed 3 instead of --torso linear",
+        ),
+        ({}, {"flags": [*CATCH, "--seed", "3"]}, ", without --seed 3"),
+        ({"flags": [*CATCH, "--seed", "3"]}, {}, ", with --seed 3"),
+        (
+            {"samples": ["lr=uniform:0.1,1"]},
+            {"samples": ["lr=uniform:0.1,1"], "seed": 2},
+            "of another --seed",
+        ),
+        (
+            {"grids": ["hidden=64,64;8"], "flags": VECTORS},
+            {"grids": ["hidden=64"], "flags": VECTORS},
+            "--grid hidden=64,64;8 instead of --grid hidden=64",
+        ),
+        ({"algorithm": "ppg"}, {}, ", with ppg instead of ppo"),
+    ],
+)
+def test_the_difference_between_two_sweeps_is_named(there, here, said):
+    plain = {"grids": [] if "samples" in there else ["lr=1e-3"]}
+    one, other = (planned(**{**plain, **given}).content() for given in (there, here))
+    assert said in difference(one, other)
 
 
 @pytest.mark.parametrize("word", [[], ["--"]], ids=["bare", "--"])

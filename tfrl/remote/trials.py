@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,6 +127,42 @@ class Sweep:
     def content(self) -> dict[str, Any]:
         """The sweep as JSON's types, for a file that identifies it."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
+
+
+def difference(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> str:
+    """The flags that another sweep has and this one lacks, or the reverse, as part of a sentence.
+
+    Both are given as `Sweep.content`. The text is "" if their flags are equal.
+    """
+    if there is None or there.keys() != here.keys():  # the file is damaged, or of another version
+        return ""
+    theirs, ours = _in_words(there), _in_words(here)
+    has = " ".join(word for word in theirs if word not in ours)
+    lacks = " ".join(word for word in ours if word not in theirs)
+    if has and lacks:
+        return f", with {has} instead of {lacks}"
+    if has or lacks:
+        return f", with {has}" if has else f", without {lacks}"
+    return ", with values of another --seed" if there["trials"] != here["trials"] else ""
+
+
+def _in_words(content: Mapping[str, Any]) -> list[str]:
+    """The flags of a sweep, each with its value, from its content."""
+    drawn = {each["name"]: each for each in content["sampled"]}
+    points = [{name: _typed(x) for name, x in one.items() if name not in drawn} for one in content["trials"]]
+    grid = [f"--grid {name}={_listed(dict.fromkeys(one[name] for one in points))}" for name in points[0]]
+    samples = [
+        f"--sample {name}={s['kind']}:{_listed(map(_typed, s['values']))}" for name, s in drawn.items()
+    ]
+    same = points.count(points[0])
+    flags: list[str] = []
+    for word in content["flags"]:
+        if word.startswith("--") or not flags:
+            flags.append(word)
+        else:
+            flags[-1] += f" {word}"
+    more = [f"--trials {same}", f"--scheduler {content['scheduler']}", f"--metric {content['metric']}"]
+    return [content["algorithm"], *flags, *grid, *samples, *more]
 
 
 def trial_name(index: int) -> str:
@@ -287,6 +323,12 @@ def _named(text: str, reader: Reader, usage: str) -> tuple[str, str]:
 def _values(name: str, text: str, reader: Reader) -> tuple[Any, ...]:
     words = text.split(";" if ";" in text else ",")
     return tuple(coerce(word.strip(), reader.flag_kinds[name], flag(name)) for word in words)
+
+
+def _listed(words: Iterable[str]) -> str:
+    """Values of a grid or a sample, as a user types them."""
+    listed = list(words)
+    return (";" if any("," in word for word in listed) else ",").join(listed)
 
 
 def _typed(value: Any) -> str:
