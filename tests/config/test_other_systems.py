@@ -57,6 +57,14 @@ env_cfg:
         ("sac", "--use-sde", "(leave it out: tfrl has no such setting)"),
         ("sac", "--render", "(use python -m tfrl.record RUN --window)"),
         ("sac", "--is-remove", "(did you mean --resume restart?)"),
+        ("sac", "--collect-traj", "(use python -m tfrl.collect RUN)"),
+        ("ppo", "--kl_lambda", "(leave it out: tfrl has no such setting)"),
+        ("sac", "--initial-alpha", "(did you mean --alpha-start?)"),
+        ("ppo", "--loss_critic_type", "(did you mean --value-loss?)"),
+        ("dqn", "--loss_critic_type", "(did you mean --huber-delta?)"),
+        ("ppo", "--visible_gpu", "(did you mean --device gpu:NUMBER?)"),
+        ("sac", "--exploration-noise", "(other commands have --exploration-noise)"),
+        ("ppo", "--observers", "(other commands have --observers)"),
     ],
 )
 def test_a_flag_of_another_system_gets_a_hint(algorithm, given, hint):
@@ -95,12 +103,24 @@ def test_sections_and_lists_in_a_file_are_read(tmp_path):
     assert (config.env, config.hidden, config.activation) == ("CartPole-v1", "32,16", "relu,tanh")
 
 
-def test_every_hint_names_a_setting_of_some_command():
+def test_a_flag_of_another_command_gets_a_hint():
+    for algorithm in ALGORITHMS:
+        known = reader(algorithm).flag_kinds.keys()
+        for name in all_kinds() - known:
+            assert other_systems.other_name(f"--{name}", known), name
+
+
+def all_kinds():
+    """The settings of all commands."""
     from resnet.config import READER
 
-    kinds = {
+    return {
         name for algorithm in ALGORITHMS for name in reader(algorithm).flag_kinds
     } | READER.flag_kinds.keys()
+
+
+def test_every_hint_names_a_setting_of_some_command():
+    kinds = all_kinds()
     hints = {name: choices for name, choices in other_systems.names().items() if choices}
     for choices in hints.values():
         for choice in choices:

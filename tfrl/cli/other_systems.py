@@ -10,7 +10,7 @@ import re
 from collections.abc import Container
 
 # A line has what to use here, "=", and the names elsewhere. Alternatives stand between "/", because not every
-# command has each of them.
+# command has each of them. Names of tfrl's own flags that no other line names stand after --NAME.
 _TABLE = """
 --total-steps = timesteps total_timesteps n_timesteps num_timesteps timesteps_total max_timesteps n_iter
 --total-steps = stop_timesteps total_env_steps num_env_steps break_step max_train_steps steps train_steps
@@ -22,13 +22,13 @@ _TABLE = """
 --solved-at = stop_reward target_return reward_threshold target_reward
 
 --device cpu or gpu = cuda use_cuda use_gpu collector_device
---device gpu:NUMBER = gpu_id gpu learner_gpus cuda_id device_id
+--device gpu:NUMBER = gpu_id gpu learner_gpus cuda_id device_id visible_gpu
 --replicas = num_gpus num_gpus_per_learner n_gpus num_gpus_per_worker gpus
 --threads = thread_num num_threads n_threads nthreads num_cpus torch_threads
 --eager = run_eagerly eager_mode eager_tracing
 --log-level = verbose verbosity loglevel
 
---env = env_id env_name id gym_id task env_key
+--env = env_id env_name id gym_id task env_key env_class
 --env-kwargs = env_config env_args game_args
 --env my_module:make_env, which wraps the env = wrapper env_wrapper wrappers
 --num-envs = n_envs num_env env_num env_per_collector num_envs_per_worker num_vec_envs num_envs_per_env_runner
@@ -58,6 +58,7 @@ _TABLE = """
 --callbacks tfrl.callbacks:WandB = track wandb wandb_project_name wandb_entity use_wandb
 python -m tfrl.record RUN --window = render render_mode if_render
 python -m tfrl.evaluate RUN = mode test play
+python -m tfrl.collect RUN = collect_traj
 the run's plots/learning_curve.png = show_fig save_fig
 the command itself, such as python -m tfrl.dqn = algo algo_name algorithm_name agent agent_name run
 
@@ -84,8 +85,9 @@ the command itself, such as python -m tfrl.dqn = algo algo_name algorithm_name a
 --clip-ratio = clip_range clip_epsilon clip_coef clip_param eps_clip clip_eps ratio_clip
 --clip-value = clip_range_vf vf_clip_param clip_vloss
 --entropy-coef / --alpha = ent_coef entropy_coeff entropy_eps entropy_weight entropy_beta lambda_entropy beta
+--entropy-coef / --alpha = entropy_bonus
 --value-coef = vf_coef vf_loss_coeff value_loss_coef critic_coef critic_loss_coef value_coeff vf_coeff
---gae-lambda = lambda lambda_ lmbda lam gae lambda_gae_adv gae_lmbda
+--gae-lambda = lambda lambda_ lmbda lam gae lambda_gae_adv gae_lmbda advantage_module
 --epochs / --updates-per-step = n_epochs num_epochs update_epochs num_sgd_iter k_epochs ppo_epochs noptepochs
 --num-steps / --n-step = n_steps
 --num-steps / --iteration-steps = rollout_fragment_length target_step horizon_len rollout_length
@@ -95,7 +97,7 @@ the command itself, such as python -m tfrl.dqn = algo algo_name algorithm_name a
 --num-minibatches / --batch-size = batch_size sub_batch_size sgd_minibatch_size mini_batch_size sgd_batch_size
 --num-minibatches / --batch-size = minibatch minibatches mb_size n_minibatches num_mini_batch
 --target-kl = kl_target target_kl_divergence max_kl
---normalize-advantages = norm_adv normalize_advantage
+--normalize-advantages = norm_adv normalize_advantage average_gae
 
 --replay-size = buffer_size max_buffer_size buffer_capacity memory_capacity replay_buffer_size max_memo
 --replay-size = replay_capacity capacity memory_size replay_buffer_config buffer_type replay_size
@@ -139,24 +141,42 @@ the command itself, such as python -m tfrl.dqn = algo algo_name algorithm_name a
 --exploration-end / --exploration-noise = epsilon_greedy
 --n-step = n_step_update
 --huber-delta = td_errors_loss_fn
+--value-loss / --huber-delta = loss_critic_type
 --reward-scale = reward_scale_factor
---alpha-start = initial_log_alpha
+--alpha-start = initial_log_alpha initial_alpha
 
 = framework backend torch_deterministic is_fork compile state_dim action_dim if_discrete new_step_api
-= n_states n_actions weight_decay optimize_memory_usage replay_buffer_class use_gae use_critic kl_coeff
+= n_states n_actions optimize_memory_usage replay_buffer_class use_gae use_critic kl_coeff
 = use_sde sde_sample_freq v_min v_max num_atoms n_atoms noisy vmin vmax joyrl_version policy_summary_fre
 = interact_summary_fre is_learner_async stats_window_size if_off_policy ignore_params
+= share_buffer ppo_type continuous kl_lambda kl_beta batch_mode num_cpus_per_env_runner twin_q split_trajs
+= upload_model
+
+--NAME = action_samples actor_timeout advantage_clip advantage_coef alpha_lr augment augment_coef aux_epochs
+--NAME = aux_lr aux_minibatches backup_entropy bc_alpha beta_clone c_bar conservative_weight critics dataset
+--NAME = dropout expectile exploration_decay free_deviation free_running freeze_torso held_shards image_size
+--NAME = lag level_replay level_schedule level_staleness level_temperature log_every memory_inputs
+--NAME = minibatch_size noise_correlation normalization normalize_random_steps observer_timeout order_coef
+--NAME = order_hidden patience per_image_standardization policy_updates preprocess renew_advantages
+--NAME = reward_norm_gamma rho_bar soft_target split target_bound temperature torso_weights validation
+--NAME = value_epochs value_every vtrace_lambda warmup weight_decay width
 """
 
 
 @functools.cache
 def names() -> dict[str, tuple[str, ...]]:
-    """The names here by the name elsewhere; none for settings without a counterpart."""
+    """The names here by the name elsewhere or in another command; none for settings without a counterpart."""
     found: dict[str, tuple[str, ...]] = {}
+    own: list[str] = []
     for line in filter(None, _TABLE.splitlines()):
         here, _, elsewhere = line.partition("=")
-        found |= dict.fromkeys(elsewhere.split(), tuple(filter(None, map(str.strip, here.split("/")))))
-    return found
+        choices = tuple(filter(None, map(str.strip, here.split("/"))))
+        if choices == ("--NAME",):
+            own += elsewhere.split()
+        else:
+            found |= dict.fromkeys(elsewhere.split(), choices)
+            own += [name for choice in choices for name in fields_in(choice)]
+    return {name: (f"--{name.replace('_', '-')}",) for name in own} | found
 
 
 def other_name(name: str, kinds: Container[str]) -> str:
