@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from launching import until
 from processes import PATIENCE, ROOT, Training, results, steps_done
+from refusals import refusal
 
 from benchmarks.process_tree import ACTOR, alive, family, named
 
@@ -129,6 +130,20 @@ def test_a_run_whose_own_ray_dies_says_so_and_ends(tmp_path, process):
         if stderr.endswith(sentence):
             break
     assert stderr.endswith(sentence), stderr
+
+
+@needs_ray
+def test_what_ray_writes_while_nothing_answers_is_not_shown(monkeypatch, capfd):
+    from tfrl.remote import cluster
+
+    def init(**options):
+        os.write(2, b"[2026-11-29 00:38:17,006 W 22 22] gcs_client.cc:210: Failed to get cluster ID\n")
+        raise ConnectionError("Failed to connect to Ray.")
+
+    monkeypatch.setattr(cluster.ray, "init", init)
+    said = refusal(cluster.Cluster, "10.0.0.1:6379", {"--parallel": 1}, 0)
+    assert said.startswith("there is no Ray to join at --ray-address 10.0.0.1:6379")
+    assert not capfd.readouterr().err
 
 
 @needs_ray

@@ -16,10 +16,12 @@ from typing import IO, TextIO
 
 from tfrl.cli.errors import PeerError, UserError
 
-# Information and warnings of TensorFlow's C++ log, and its messages about a missing NVIDIA driver and about
-# a CPU without float16 (`machine.note_float16`). `tfrl.ops.graph.tf_function` silences that about retracing.
+# Information and warnings of the C++ logs of TensorFlow and Ray, and TensorFlow's messages about a missing
+# NVIDIA driver and about a CPU without float16 (`machine.note_float16`). Its warning about retracing is
+# silenced by `tfrl.ops.graph.tf_function`.
 _NOISE = re.compile(
     rb"^(WARNING: All log messages before absl::InitializeLog|[IW]\d{4} \d\d:|\d{4}-\d\d-\d\d .*: [IW] )"
+    rb"|^\[\d{4}-\d\d-\d\d [\d:,]+ [IW] "
     rb"|failed call to cuInit|cudart_stub|oneDNN supports DT_HALF only"
 )
 _SHOWN = 40  # lines of a log that are shown after a failure, the last ones
@@ -134,7 +136,7 @@ def shows_information() -> bool:
 
 @contextlib.contextmanager
 def quiet_start() -> Iterator[None]:
-    """Removes TensorFlow's known noise from stderr within the context, at whose end it shows the rest.
+    """Removes the known noise of TensorFlow and Ray from stderr within the context, and then shows the rest.
 
     Some lines come before TensorFlow reads TF_CPP_MIN_LOG_LEVEL, so the file descriptor is redirected.
     With --log-level info or debug, nothing is removed.

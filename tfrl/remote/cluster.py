@@ -20,6 +20,7 @@ import psutil
 
 from tfrl.cli import endings
 from tfrl.cli.errors import PeerError, TrainingError, UserError
+from tfrl.cli.streams import quiet_start
 from tfrl.config.distributed import LEARNER, DistributedSettings
 from tfrl.envs import registry
 from tfrl.envs.callables import search_path
@@ -132,12 +133,13 @@ class Cluster:
     def _join(self, address: str, variables: Mapping[str, str]) -> None:
         more: dict[str, Any] = {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
         try:
-            ray.init(address=address, **more, **_SILENT)
+            with quiet_start():
+                ray.init(address=address, **more, **_SILENT)
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             first = (str(error).splitlines() or ["no message"])[0]
             raise UserError(
                 f"there is no Ray to join at --ray-address {address}, or it needs a token (set "
-                f"RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH, see docs/distributed.md): {first}"
+                f"RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH, see docs/distributed.md): {first.rstrip('.')}."
             ) from None
 
     def _make_token(self, path: Path) -> None:
