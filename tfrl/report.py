@@ -6,11 +6,11 @@ import base64
 import html
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,10 @@ from tfrl.reporting.runs import Group, StoredRun, over_games, run_names, steps_t
 from tfrl.run import files
 from tfrl.run.folder import EVALUATION_FILE, read_json
 
+if TYPE_CHECKING:
+    from tfrl.reporting.supervised import SupervisedRun
+
+RunT = TypeVar("RunT")
 _USAGE = "python -m tfrl.report RUN [RUN ...]"
 _MAX_VIDEOS = 4
 _RUN_COLUMNS = 6  # more runs of one variant share a column
@@ -107,16 +111,18 @@ def main(arguments: Sequence[str]) -> int:
     )
     if not words:
         raise UserError(f"give the folder of a run, or of many; usage: {_USAGE}")
-    paths = run_folders.find(map(run_folder, words))
+    given = [run_folder(word) for word in words]
+    paths = run_folders.find(given)
     supervised = [path for path in paths if run_folders.is_supervised(path)]
+    loaded = _load(run_folders.load, [path for path in paths if path not in supervised], given)
+    if supervised and loaded:
+        raise UserError(f"{supervised[0]} is a run of resnet.train, and others are not: write two reports.")
     if supervised:
-        if len(supervised) < len(paths):
-            raise UserError(
-                f"{supervised[0]} is a run of resnet.train, and others are not: write two reports."
-            )
-        print(write_supervised(supervised, _place(options, words, paths)))
+        from tfrl.reporting.supervised import load  # matplotlib takes a second
+
+        trained = _load(load, supervised, given)
+        print(write_supervised(trained, _place(options, words, [run.path for run in trained])))
         return 0
-    loaded = [run_folders.load(path) for path in paths]
     if not any(run.env_steps for run in loaded):
         raise UserError(f"{words[0]} has no finished update yet, so there is nothing to report.")
     for run in loaded:
@@ -125,6 +131,24 @@ def main(arguments: Sequence[str]) -> int:
     loaded = [run for run in loaded if run.env_steps]
     print(write(loaded, _place(options, words, [run.path for run in loaded])))
     return 0
+
+
+def _load(load: Callable[[Path], RunT], paths: Sequence[Path], given: Sequence[Path]) -> list[RunT]:
+    """The runs in folders; a run of a given folder of runs that cannot be read is left out with a warning.
+
+    Raises UserError for a given run that cannot be read, and if no run can be read.
+    """
+    loaded = []
+    for path in paths:
+        try:
+            loaded.append(load(path))
+        except UserError as error:
+            if path in given:
+                raise
+            tell(f"warning: {path} is left out: {error}")
+    if paths and not loaded:
+        raise UserError(f"no run in {paths[0].parent} can be read.")
+    return loaded
 
 
 def _place(options: Options, words: Sequence[str], paths: Sequence[Path]) -> Path:
@@ -136,14 +160,13 @@ def _place(options: Options, words: Sequence[str], paths: Sequence[Path]) -> Pat
     return run_folder(words[0]) if len(words) == 1 else paths[0].resolve().parent
 
 
-def write_supervised(paths: Sequence[Path], out: Path) -> Path:
+def write_supervised(loaded: Sequence[SupervisedRun], out: Path) -> Path:
     """Writes `out/report.html` and `out/plots/training.png` about supervised runs. Returns the page's path.
 
     Raises UserError if a run has no progress yet, or the folder cannot be written.
     """
     from tfrl.reporting import supervised  # matplotlib takes a second
 
-    loaded = [supervised.load(path) for path in paths]
     if not all(run.images for run in loaded):
         empty = next(run.path for run in loaded if not run.images)
         raise UserError(f"{empty} has no row in its progress.csv yet, so there is nothing to report.")

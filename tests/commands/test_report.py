@@ -2,6 +2,7 @@
 
 import html.parser
 import importlib
+import itertools
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from PIL import Image
 from refusals import refusal
 
 from resnet import config as supervised
-from tfrl import report
+from tfrl import report, status
 from tfrl.algorithms import ppo
 from tfrl.algorithms import runs as settings
 from tfrl.cli.errors import UserError
@@ -213,13 +214,18 @@ def infinite_progress(run):
 
 
 BROKEN = [empty, missing, a_file, without_settings, torn_settings, binary_settings, foreign_settings]
-BROKEN += [impossible_settings]
 NO_PROGRESS = [without_progress, empty_progress, foreign_progress, damaged_progress]
 NO_PROGRESS += [endless_line, infinite_progress]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("damage", BROKEN)
+@pytest.mark.parametrize(
+    ("command", "damage"),
+    [
+        *itertools.product(COMMANDS, BROKEN),
+        ("evaluate", impossible_settings),  # a report plays no env
+        ("record", impossible_settings),
+    ],
+)
 def test_a_folder_that_is_no_run_gives_a_one_sentence_error(command, damage, tmp_path):
     run = make_run(tmp_path, total_steps=40_000)
     damage(run)
@@ -227,6 +233,33 @@ def test_a_folder_that_is_no_run_gives_a_one_sentence_error(command, damage, tmp
         importlib.import_module(f"tfrl.{command}").main([str(run)])
     assert "\n" not in str(error.value)
     assert run.name in str(error.value)
+
+
+@pytest.mark.parametrize("torso", ["nets_of_a_user:net", "nets_elsewhere:net", "__main__:<lambda>"])
+def test_a_report_and_a_status_do_not_import_the_network(torso, tmp_path, monkeypatch, capsys):
+    (tmp_path / "nets_of_a_user.py").write_text("def net(inputs, outputs): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    make_run(tmp_path / "logs", total_steps=40_000, torso=torso, share_torso=False, run_name="own")
+    make_run(tmp_path / "logs", total_steps=40_000)
+    assert report.main([str(tmp_path / "logs")]) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert status.main([str(tmp_path / "logs")]) == 0
+    assert capsys.readouterr().out.count(" done ") == 3  # a column has this title
+    assert "nets_of_a_user" not in sys.modules
+
+
+@pytest.mark.parametrize("damage", [torn_settings, binary_settings, foreign_settings])
+def test_a_run_that_cannot_be_read_is_left_out_of_the_report_of_its_folder(damage, tmp_path, capsys):
+    broken, _ = (make_run(tmp_path, seed=seed, total_steps=40_000) for seed in (1, 2))
+    damage(broken)
+    assert report.main([str(tmp_path)]) == 0
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith(f"warning: {broken} is left out: ") and warning.endswith(".")
+    with pytest.raises(UserError):
+        report.main([str(tmp_path), str(broken)])
+    shutil.rmtree(tmp_path / "fruitbot-seed2")
+    with pytest.raises(UserError, match=re.escape(f"no run in {tmp_path} can be read.")):
+        report.main([str(tmp_path)])
 
 
 def test_an_export_is_not_taken_for_a_run(tmp_path):
@@ -346,11 +379,23 @@ def test_a_supervised_run_is_named_as_one(tmp_path, command, older):
     assert "python -m resnet.evaluate, or start from its torso with --torso-weights" in sentence
 
 
-def test_a_supervised_run_beside_others_is_skipped(tmp_path):
+def test_a_supervised_run_beside_others_is_skipped(tmp_path, capsys):
     ours, other = make_run(tmp_path, total_steps=40_000), supervised_run(tmp_path)
     assert runs.find([tmp_path]) == [ours]
+    command = f"python -m tfrl.report {other} --out {tmp_path / 'resnet'}"
+    warning = f"warning: runs of resnet.train are left out; report them by {command}\n"
+    assert capsys.readouterr().err == warning
     shutil.rmtree(ours)
     assert runs.find([tmp_path]) == [other]
+    assert not capsys.readouterr().err
+
+
+def test_a_missing_folder_is_named_beside_a_supervised_run(tmp_path):
+    given = [str(supervised_run(tmp_path)), str(tmp_path / "nowhere")]
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        report.main(given)
+    with pytest.raises(UserError, match="is a run of resnet.train, and others are not: write two reports"):
+        report.main([given[0], str(make_run(tmp_path, total_steps=40_000))])
 
 
 def test_a_run_of_another_trainer_is_not_resumed(tmp_path):

@@ -43,8 +43,8 @@ def folder_of(path: Path) -> Path:
     return path.parent.parent if path.is_file() and path.suffix == ".npz" else path
 
 
-def of_run(path: Path) -> RLSettings:
-    """The settings of the run in a folder.
+def read_settings(path: Path) -> RLSettings:
+    """The settings of the run in a folder, unchecked: a report needs neither its env nor its network.
 
     Raises UserError if there is no such folder, or it holds no settings of a run.
     """
@@ -62,8 +62,15 @@ def of_run(path: Path) -> RLSettings:
             "with python -m resnet.evaluate, or start from its torso with --torso-weights."
         )
     remember_facts(path)
+    return from_yaml(path / SETTINGS_FILE)
+
+
+def of_run(path: Path) -> RLSettings:
+    """The settings of the run in a folder, checked. Raises UserError like `read_settings`, or for a
+    setting that cannot work.
+    """
+    config = read_settings(path)
     of = reader(algorithm_of(path / SETTINGS_FILE) or "ppo")
-    config = of.from_yaml(path / SETTINGS_FILE)
     try:
         # The folder's name is not checked.
         of.validate(dataclasses.replace(config, run_name=None, logdir="logs"))

@@ -182,6 +182,10 @@ class Settings(RunSettings, Hardware, ABC):
         name = self.default_run_name if self.run_name is None else self.run_name
         return dataclasses.replace(self, run_name=name, logdir=expand_home(self.logdir))
 
+    def with_own_functions(self) -> Self:
+        """These settings with those that a function of the user decides, which it imports."""
+        return self
+
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
         check_ranges(self)
@@ -343,7 +347,7 @@ class Reader(Generic[SettingsT]):
         file = self._left_of_file(path, flags.get("preset")) if path else {}
         config = self._over_preset({**self.kind.derive(file), **file, **self.kind.derive(flags), **flags})
         kept = self._inherited_from_run(config)
-        complete = dataclasses.replace(config, **kept).complete()
+        complete = dataclasses.replace(config, **kept).complete().with_own_functions()
         try:
             self.validate(complete)
         except UserError as error:

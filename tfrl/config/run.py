@@ -515,8 +515,6 @@ class RLSettings(RunSettings, Hardware, Torso, Learning, Task, Settings):
         }
         if isinstance(config, NetworkSettings) and config.critic_torso is not None:
             changes["share_torso"] = False
-        elif isinstance(config, NetworkSettings) and config.has_own_heads:
-            changes["share_torso"] = True
         if config.max_episodes == -1:
             changes["max_episodes"] = None
         if config.total_frames is not None:
@@ -524,6 +522,12 @@ class RLSettings(RunSettings, Hardware, Torso, Learning, Task, Settings):
             steps = ENDLESS if frames == ENDLESS else -(-frames // registry.frames_per_step(config))
             changes |= {"total_steps": steps, "total_frames": None}
         return super(RLSettings, dataclasses.replace(config, **changes)).complete()
+
+    def with_own_functions(self) -> Self:
+        """These settings; a network that returns the policy's parameters and the value shares its torso."""
+        if isinstance(self, NetworkSettings) and self.critic_torso is None and self.has_own_heads:
+            return dataclasses.replace(self, share_torso=True)
+        return self
 
     def check(self) -> None:
         """Raises UserError for the first setting of all algorithms that cannot work."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from tfrl.algorithms.runs import of_run
+from tfrl.algorithms.runs import read_settings
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import flag
 from tfrl.cli.settings import SETTINGS_FILE, algorithm_of
+from tfrl.cli.streams import tell
 from tfrl.config.run import RLSettings, Task, hyperparameters
 from tfrl.envs.published import normalized_return, published_curve
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, family
@@ -108,10 +110,7 @@ class StoredRun:
     @property
     def speed(self) -> float | None:
         """Env steps a second of all updates; None before the first one."""
-        taken = np.diff(self.progress[STEPS], prepend=0.0)
-        speeds = self.progress.get(SPEED, np.zeros_like(taken))
-        known = speeds > 0
-        return float(taken[known].sum() / (taken[known] / speeds[known]).sum()) if known.any() else None
+        return mean_speed(self.progress, SPEED)
 
     def evaluations(self, level_set: str) -> tuple[np.ndarray, np.ndarray]:
         """Env steps and mean returns of the evaluations on a level set, both float64 [P]."""
@@ -159,12 +158,21 @@ def points(
     return np.append(steps[before], ended), np.append(values[before], last)
 
 
+def mean_speed(progress: Mapping[str, np.ndarray], column: str) -> float | None:
+    """Env steps, or images, a second of all rows, from the column of speeds; None without a speed."""
+    taken = np.diff(next(iter(progress.values())), prepend=0.0)
+    speeds = progress.get(column, np.zeros_like(taken))
+    known = speeds > 0
+    return float(taken[known].sum() / (taken[known] / speeds[known]).sum()) if known.any() else None
+
+
 def load(path: Path, config: RLSettings | None = None) -> StoredRun:
     """Reads a run's folder, except for a row that is being written; also its settings unless they are given.
 
     Raises UserError if it has no run.
     """
-    run = StoredRun(path, config or of_run(path), read_progress(path / PROGRESS_FILE), read_results(path))
+    config = config or read_settings(path)
+    run = StoredRun(path, config, read_progress(path / PROGRESS_FILE), read_results(path))
     ended = (run.results or {}).get("env_steps")
     # Results of fewer steps are older than the resume of this run.
     of_now = isinstance(ended, int | float) and ended >= run.env_steps
@@ -174,7 +182,7 @@ def load(path: Path, config: RLSettings | None = None) -> StoredRun:
 def find(paths: Iterable[Path]) -> list[Path]:
     """The run folders among `paths`; for a path that is no run, the run folders directly inside it.
 
-    Supervised runs beside others are left out. Raises UserError for a folder without a run.
+    Supervised runs beside others are left out, with a warning. Raises UserError for a folder without a run.
     """
     found: list[Path] = []
     for path in paths:
@@ -184,7 +192,13 @@ def find(paths: Iterable[Path]) -> list[Path]:
         below = sorted({file.parent for file in path.glob(f"*/{SETTINGS_FILE}")} - {path / "export"})
         if not below:
             raise UserError(f"there is no run in {path}: no {SETTINGS_FILE} there or in a folder below.")
-        found += [run for run in below if not is_supervised(run)] or below
+        supervised = [run for run in below if is_supervised(run)]
+        if 0 < len(supervised) < len(below):
+            command = shlex.join([*map(str, supervised), "--out", str(path / "resnet")])
+            tell(
+                f"warning: runs of resnet.train are left out; report them by python -m tfrl.report {command}"
+            )
+        found += [run for run in below if run not in supervised] or below
     return list(dict.fromkeys(found))
 
 
