@@ -9,19 +9,27 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
-from tfrl.cli.settings import SETTINGS_FILE, algorithm_of
+from tfrl.cli.settings import SETTINGS_FILE
 from tfrl.reporting import runs
+from tfrl.reporting.runs import StoredRun
 from tfrl.run import files
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.console import duration
-from tfrl.run.folder import FAILED_FILE, LEFT_FILE, is_held
+from tfrl.run.folder import FAILED_FILE, LEFT_FILE, holds_run, is_held
 from tfrl.run.metrics import PROGRESS_FILE
+
+if TYPE_CHECKING:
+    from tfrl.reporting.supervised import SupervisedRun
 
 _USAGE = "python -m tfrl.status [LOGDIR]"
 _WIDE = 10_000  # characters
+_NAME, _OTHERS = 20, 70  # characters of a name at least, and of the other columns on a wide terminal
+_LONG = 1e6  # larger returns are written like 8.28e+30
+Run: TypeAlias = "StoredRun | SupervisedRun"
 
 
 @dataclass(frozen=True)
@@ -37,37 +45,35 @@ def main(arguments: Sequence[str]) -> int:
 
     places, _ = flags.parse(Options, arguments, _USAGE, "List the runs in a folder (logs).")
     folder = Path(flags.one(places or ["logs"], "folder of runs", _USAGE))
-    found = [path for path in _runs(folder) if algorithm_of(path / SETTINGS_FILE) != "resnet"]
+    found = _runs(folder)
     if not found:
         raise UserError(f"there is no run in {folder} or in a folder below.")
     rows, loaded = [], []
     for path in found:
         name = path.resolve().name if path == folder else str(path.relative_to(folder))
         try:
-            run = runs.load(path)
+            run = _load(path)
             rows.append([name, *row(run)])
             loaded.append(run)
         except UserError as error:
             rows.append([name, str(error)])
         except OSError as error:
             rows.append([name, f"cannot be read: {files.reason(error)}"])
-    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    table.add_column("run", overflow="fold")
-    table.add_column("state", overflow="fold")
-    for name in (
-        runs.steps_title(loaded) or "env steps",
-        "done",
-        "return",
-        "steps/s",
-        "time left",
-        "last row",
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
-    for cells in rows:
-        table.add_row(*cells)
     # Names are shown as they are, and in a pipe or a file each run is one line.
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDE
-    Console(markup=False, emoji=False, width=wide).print(table)
+    console = Console(markup=False, emoji=False, width=wide)
+    longest = max(len(name) for name, *_ in rows)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("run", overflow="fold", width=min(longest, max(_NAME, console.width - _OTHERS)))
+    table.add_column("state", overflow="fold", min_width=7)  # "running"
+    steps, score, speed = _titles(loaded)
+    for title in (steps, "done", score, speed):
+        table.add_column(title, justify="right", no_wrap=True)
+    for title in ("time left", "last row"):
+        table.add_column(title, justify="right", overflow="fold")
+    for cells in rows:
+        table.add_row(*cells)
+    console.print(table)
     return 0
 
 
@@ -75,14 +81,33 @@ def _runs(folder: Path) -> list[Path]:
     """The folder if it is a run, otherwise those below; a run's own folders are not searched."""
     if (folder / SETTINGS_FILE).is_file():
         return [folder]
-    below = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    if holds_run(folder) or not folder.is_dir():  # a run without its settings
+        return []
+    below = sorted(path for path in folder.iterdir() if path.is_dir())
     return [run for path in below for run in _runs(path)]
 
 
-def row(run: runs.StoredRun) -> list[str]:
-    """The cells of a run: state, steps, share done, return, steps/s, time left, age of the last row.
+def _load(path: Path) -> Run:
+    """The run in a folder, of any trainer. Raises UserError if it cannot be read."""
+    if not runs.is_supervised(path):
+        return runs.load(path)
+    from tfrl.reporting import supervised  # matplotlib takes a second
 
-    The time left is that to the end at the latest, at the mean speed so far.
+    return supervised.load(path)
+
+
+def _titles(loaded: Sequence[Run]) -> list[str]:
+    """The titles of the steps, the scores and the speeds of these runs."""
+    of_env, of_images = ("env steps", "return", "steps/s"), ("images", "accuracy", "images/s")
+    kinds = [(run.config.counts, *of_env[1:]) if isinstance(run, StoredRun) else of_images for run in loaded]
+    return [",\n".join(dict.fromkeys(titles)) for titles in zip(*kinds or [of_env], strict=True)]
+
+
+def row(run: Run) -> list[str]:
+    """The cells of a run: state, steps, share done, score, steps/s, time left, age of the last row.
+
+    The score is the return, or the accuracy of the last test. The time left is that to the end at the latest,
+    at the mean speed so far; a failed run has none.
 
     A run is "running" while a process holds its lock. Some file systems do not show the locks of other
     machines; there the age of the last row tells more. A run that was stopped within an iteration has the env
@@ -98,16 +123,25 @@ def row(run: runs.StoredRun) -> list[str]:
         state = f"failed: {' '.join(reason.split())}"
     else:
         state = "not running"
-    steps = max(run.env_steps, CheckpointStore(run.path / "checkpoints", keep=1).env_steps())
-    done, left = max(run.share_done, min(1.0, steps / run.config.run_steps)), "-"
-    if run.speed and 0 < done < 1:
+    done, score, left = run.share_done, "-", "-"
+    if isinstance(run, StoredRun):
+        steps = max(run.env_steps, CheckpointStore(run.path / "checkpoints", keep=1).env_steps())
+        done = max(done, min(1.0, steps / run.config.run_steps))
+        returns = run.points("rollout/episode_return")[1]
+        if returns.size:
+            score = f"{returns[-1]:.2f}" if abs(returns[-1]) < _LONG else f"{returns[-1]:.3g}"
+    else:
+        steps, accuracy = run.images, run.last("test/accuracy")
+        if not math.isnan(accuracy):
+            score = f"{accuracy:.2%}"
+    if run.speed and 0 < done < 1 and not state.startswith("failed"):
         left = duration(steps / run.speed * (1 - done) / done)
-    returns, written = run.points("rollout/episode_return")[1], files.last_change([run.path / PROGRESS_FILE])
+    written = files.last_change([run.path / PROGRESS_FILE])
     return [
         state,
         f"{steps:,}",
         f"{math.floor(100 * done)}%",
-        f"{returns[-1]:.2f}" if returns.size else "-",
+        score,
         f"{run.speed:.0f}" if run.speed else "-",
         left,
         f"{duration(time.time() - written)} ago" if written else "-",

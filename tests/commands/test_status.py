@@ -5,9 +5,11 @@ import json
 import pytest
 from made_runs import make_run
 
+from resnet import config as supervised
 from tfrl import status
 from tfrl.algorithms.runs import of_run, reader
 from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.settings import to_yaml
 from tfrl.reporting import runs
 from tfrl.run.checkpoint import CheckpointStore, State
 from tfrl.run.folder import LEFT_FILE, locked, take_run
@@ -96,10 +98,12 @@ def test_a_failed_run_is_named_with_its_reason_until_its_next_start(tmp_path):
     config, read = of_run(run), reader("ppo").from_yaml
     with pytest.raises(TrainingError), take_run(config, None, read):
         raise TrainingError("the loss is\nnot a number")
-    assert status.row(runs.load(run))[0] == "failed: the loss is not a number"
+    state, *_, left, _ = status.row(runs.load(run))
+    assert (state, left) == ("failed: the loss is not a number", "-")
     with take_run(config, None, read):
         pass
-    assert status.row(runs.load(run))[0] == "not running"
+    state, *_, left, _ = status.row(runs.load(run))
+    assert state == "not running" and left != "-"
 
 
 def test_a_run_that_was_stopped_before_its_first_row_has_the_steps_of_its_checkpoint(tmp_path):
@@ -116,3 +120,48 @@ def test_in_a_pipe_each_run_is_one_line(tmp_path, capsys, monkeypatch):
     make_run(tmp_path, total_steps=40_000, run_name=name)
     assert status.main([str(tmp_path)]) == 0
     assert f"{name} done  " in capsys.readouterr().out
+
+
+def test_supervised_runs_are_listed(tmp_path, capsys):
+    config = supervised.Config(logdir=str(tmp_path), run_name="images", epochs=4)
+    config.run_dir.mkdir()
+    (config.run_dir / "config.yaml").write_text(to_yaml(config))
+    text = "images,epoch,test/accuracy,time/images_per_second\n1000,0.5,,100\n2000,1,0.9125,100\n"
+    (config.run_dir / "progress.csv").write_text(text)
+    for titles in ("images done accuracy images/s", "env steps images done return accuracy"):
+        assert status.main([str(tmp_path)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        (row,) = (line.split() for line in lines if line.startswith(" images "))
+        assert row[1:10] == ["not", "running", "2,000", "25%", "91.25%", "100", "1", "min", row[9]]
+        assert {*titles.split()} <= {*" ".join(lines[:3]).replace(",", "").split()}
+        make_run(tmp_path, total_steps=40_000)
+    (config.run_dir / "results.json").write_text(json.dumps({"images": 2000}))
+    assert status.main([str(config.run_dir)]) == 0
+    assert " done " in capsys.readouterr().out.splitlines()[3]
+
+
+@pytest.mark.parametrize("columns", [80, 90, 120])
+def test_names_and_states_are_readable_on_a_terminal(columns, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    name = "impala-CartPole-v1-seed1-again"
+    run = make_run(tmp_path, run_name=name, total_steps=40_000, finished=False)
+    text = (run / "progress.csv").read_text().splitlines(keepends=True)[:2]
+    place = text[0].split(",").index("rollout/episode_return")
+    cells = text[1].split(",")
+    cells[place] = "8.2765e30"
+    (run / "progress.csv").write_text(text[0] + ",".join(cells))
+    (run / "failed").write_text("update 3: the loss is not a finite number; a lower --lr may help\n")
+    assert status.main([str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= columns for line in lines)
+    (first,) = (line for line in lines if line.startswith(f" {name[:20]}"))
+    assert "failed:" in first and "8.28e+30" in first
+    assert {"update", "finite", "number;", "--lr"} <= {*" ".join(lines).split()}
+
+
+def test_the_export_of_a_run_without_its_settings_is_no_run(tmp_path):
+    run = make_run(tmp_path, total_steps=40_000)
+    (run / "export").mkdir()
+    (run / "config.yaml").rename(run / "export" / "config.yaml")
+    with pytest.raises(UserError, match="there is no run in"):
+        status.main([str(tmp_path)])

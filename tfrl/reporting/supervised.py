@@ -54,6 +54,27 @@ class SupervisedRun:
         return int(images[-1]) if images.size else 0
 
     @property
+    def is_done(self) -> bool:
+        """True if it is complete and has results."""
+        return self.results is not None
+
+    @property
+    def share_done(self) -> float:
+        """The part of the run that is done, 0 to 1: by epochs, or by --max-steps if that is more."""
+        if self.is_done:
+            return 1.0
+        epochs, most = self.last("epoch"), self.config.max_steps
+        shares = [epochs / self.config.epochs if np.isfinite(epochs) else 0.0]
+        if most:
+            shares.append(self.images / self.config.batch_size / most)
+        return min(1.0, max(shares))
+
+    @property
+    def speed(self) -> float | None:
+        """Images a second of all rows; None before the first one."""
+        return runs.mean_speed(self.progress, "time/images_per_second")
+
+    @property
     def settings(self) -> dict[str, str]:
         """The settings as texts."""
         return {
@@ -130,7 +151,7 @@ def run_rows(loaded: Sequence[SupervisedRun]) -> list[dict[str, str]]:
             "dataset": config.dataset,
             "seed": str(config.seed),
         }
-        row |= {"state": "not finished" if run.results is None else "done", "images": f"{run.images:,}"}
+        row |= {"state": "done" if run.is_done else "not finished", "images": f"{run.images:,}"}
         row["epochs"] = _mean([run.last("epoch")], "{:.2f}")
         row["test accuracy"] = _mean([run.last("test/accuracy")])
         row["images/s"] = _mean([run.last("time/images_per_second")], "{:,.0f}")
