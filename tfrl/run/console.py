@@ -149,7 +149,12 @@ class Progress:
         evaluated = {_EVALUATED: self._metrics[_EVALUATED]} if _EVALUATED in self._metrics else {}
         self._metrics = evaluated | dict(metrics)
         self._note_first(metrics)
-        self._marks.append((self._clock(), self.env_steps))
+        now, speed = self._clock(), metrics.get(_SPEED, math.nan)
+        if len(self._marks) == 1 and speed > 0:
+            # The steady steps of the first update leave out its envs, which may be slower.
+            began, steps = self._marks[0]
+            self._marks[0] = min(began, now - (env_steps - steps) / speed), steps
+        self._marks.append((now, self.env_steps))
 
     def note(self, metrics: Mapping[str, float]) -> None:
         """Takes metrics from before the first update."""
