@@ -1,6 +1,7 @@
 """A run that is complete is not trained again."""
 
 import dataclasses
+import json
 import shutil
 
 import pytest
@@ -10,6 +11,7 @@ from small_run import SMALL
 
 from tfrl.cli.settings import to_yaml
 from tfrl.envs import callables
+from tfrl.run.callbacks import Callback
 from tfrl.run.console import Console
 from tfrl.training.learner import next_commands
 
@@ -64,3 +66,26 @@ def test_a_run_that_is_longer_than_asked_for_is_refused(config, tmp_path):
         )
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
         (run / "results.json").unlink(missing_ok=True)
+
+
+def test_a_resume_without_rows_warns_and_removed_files_are_named_at_the_end(config, tmp_path, capsys):
+    run = shutil.copytree(config.run_dir, tmp_path / config.run_name)
+    config = dataclasses.replace(config, logdir=str(tmp_path), total_steps=384)
+    (run / "config.yaml").write_text(to_yaml(config))
+    (run / "progress.csv").unlink()
+
+    class Removes(Callback):
+        def on_update(self, run, metrics):
+            (run.folder / "config.yaml").unlink(missing_ok=True)
+
+    assert train(config, callbacks=[Removes()]) == 0
+    said = capsys.readouterr().out
+    assert (
+        said.count(f"warning: {run / 'progress.csv'} lacks rows of earlier updates, up to 128 env steps.")
+        == 1
+    )
+    assert said.splitlines()[-1] == f"warning: {run} lacks config.yaml."
+    assert json.loads((run / "results.json").read_text())["missing"] == ["config.yaml"]
+    (run / "config.yaml").write_text(to_yaml(config))
+    assert train(dataclasses.replace(config, total_steps=512)) == 0
+    assert "lacks" not in capsys.readouterr().out

@@ -467,6 +467,12 @@ class TrainingRun(RunOfCallback[ConfigT]):
         session.open_folder(learner.columns, within=within, again=again, step_column=learner.step_column)
         if session.found is None:
             learner.describe(session.writer)
+        # The row of an update is written after its evaluation.
+        rows = self.env_steps if self._pending is None else self._before[1]
+        if self.is_chief and session.found is not None and logged < rows:
+            session.console.warn(
+                f"{self.folder / PROGRESS_FILE} lacks rows of earlier updates, up to {rows:,} {learner.unit}."
+            )
         session.console.summary(self._summary(logged))
         resumed = self.is_chief and session.found is not None
         session.console.start(

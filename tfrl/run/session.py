@@ -75,6 +75,7 @@ class Session:
       found: the checkpoint from which this process resumed, or None.
       progress: the `progress` of that checkpoint; empty without a checkpoint.
       unwritten: other files of the run that could not be written, such as videos.
+      needed: the names of files that must be in the folder at the end of the run.
       resumed_at: the env steps, or images, at which processes of the run have resumed.
       started_from: the run of --start-from, and the length of its training.
     """
@@ -97,6 +98,7 @@ class Session:
         self.found: SavedState | None = None
         self.progress: dict[str, Any] = {}
         self.unwritten: set[str] = set()
+        self.needed: set[str] = set()
         self.resumed_at: list[int] = []
         self.started_from: dict[str, Any] | None = None
         self._config = config
@@ -232,13 +234,14 @@ class Session:
         return f"the checkpoint of {self._config.step_name} {saved[-1]} is kept"
 
     def missing(self) -> list[str]:
-        """The parts of the run that could not be written, for example on a full disk."""
+        """The parts of the run that could not be written, on a full disk for example, or were removed."""
         found = []
         if not self.is_saved:
             found.append(f"the checkpoint of {self._config.step_name} {self.step} ({self.kept()})")
         if self.writer.has_gap:
             found.append("points of its curves and rows of its progress.csv")
-        return found + sorted(self.unwritten)
+        removed = {name for name in self.needed if not (self._config.run_dir / name).is_file()}
+        return found + sorted(self.unwritten | removed)
 
     # The run's folder
 
@@ -265,6 +268,7 @@ class Session:
                 files.write(run / SETTINGS_FILE, settings)
         except OSError as error:
             raise UserError(f"cannot write in {run}: {files.reason(error)}") from None
+        self.needed.add(SETTINGS_FILE)
         resume_at = None if found is None else found.env_steps - within
         self.writer = MetricsWriter(
             run,

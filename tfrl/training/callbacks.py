@@ -121,7 +121,7 @@ class EnvFacts(Callback):
     def __init__(self, config: RLSettings, session: Session) -> None:
         self._facts = registry.facts_text(config)
         self._notes, self._warnings = registry.advice(config)
-        self._console = session.console
+        self._console, self._needed = session.console, session.needed
 
     def on_start(self, run: RunOfCallback) -> None:
         """Prints, and writes the file. If the disk is full, loading the policy makes an env instead."""
@@ -132,6 +132,7 @@ class EnvFacts(Callback):
         for warning in self._warnings:
             self._console.warn(f"{warning}.")
         if self._facts is not None:
+            self._needed.add(FACTS_FILE)
             with contextlib.suppress(OSError):
                 files.write(run.folder / FACTS_FILE, self._facts)
 
