@@ -28,6 +28,7 @@ from tfrl.run import files
 from tfrl.run.folder import EVALUATION_FILE
 
 _USAGE = "python -m tfrl.evaluate RUN"
+_RETURN = "return ±\nstandard error"
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def _show(content: dict[str, Any], counts: str) -> None:
                 "env": found["env"],
                 "levels": found["levels"] if has_levels else "-",
                 "episodes": str(found["episodes"]),
-                "return": f"{found['return_mean']:.2f}" + ("" if error is None else f" \u00b1 {error:.2f}"),
+                _RETURN: f"{found['return_mean']:.2f}" + ("" if error is None else f" \u00b1 {error:.2f}"),
                 "median": f"{found['return_median']:.2f}",
                 "IQM": f"{found['return_iqm']:.2f}",
                 "normalised": "-" if score is None else f"{score:.3f}",

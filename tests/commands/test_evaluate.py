@@ -108,6 +108,7 @@ def test_evaluation_is_the_same_twice_and_from_an_export_alone(run, capsys):
     assert alone["evaluations"] == json.loads(first)["evaluations"]
     assert [e["levels"] for e in alone["evaluations"]] == ["train", "test"]
     assert "catch" in table and max(map(len, table.splitlines())) <= 80
+    assert re.search(r"return ±\s.*standard error ", table, re.DOTALL)
 
 
 def test_a_wider_network_goes_from_its_settings_to_files_and_back(tmp_path, capsys):

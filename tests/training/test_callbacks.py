@@ -258,6 +258,7 @@ def test_evaluations_of_vector_envs_are_printed_and_plotted(env, tmp_path, capfd
     spread = r"(-?[\d.]+) \u00b1 ([\d.]+)"
     table = re.findall(rf"^ +([\d,]+) +\d+ +{spread} +{spread} +(\S+) +(\S+)$", said, re.M)
     assert said.count("critic loss") == 1 and "levels" not in said
+    assert re.search(r"^ +env steps +seconds +return ± std +length ± std ", said, re.M)
     assert [row[0] for row in table] == ["256", "512"]
     columns = [f"eval_test/{name}{of}" for name in ("return", "episode_length") for of in ("", "_std")]
     for at, column in enumerate([*columns, "train/value_loss"], start=1):

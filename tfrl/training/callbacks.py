@@ -150,15 +150,15 @@ class EvaluationTable(Callback):
         metrics = {**run.metrics, **evaluation}
         cells = {"env steps": f"{run.env_steps:,}", "seconds": f"{run.seconds:,.0f}"}
         for level_set in self._level_sets:
-            name = "return" if len(self._level_sets) == 1 else f"return, {level_set}"
+            name = "return ± std" if len(self._level_sets) == 1 else f"return ± std, {level_set}"
             cells[name] = _spread(metrics, f"eval_{level_set}/return", 2)
-        cells["length"] = _spread(metrics, "eval_test/episode_length", 1)
+        cells["length ± std"] = _spread(metrics, "eval_test/episode_length", 1)
         for name, losses in (("critic loss", _CRITIC), ("actor loss", _ACTOR)):
             loss = next((metrics[loss] for loss in losses if loss in metrics), math.nan)
             cells[name] = "-" if math.isnan(loss) else f"{loss:.4g}"
         lines = [list(cells.values())]
         if not self._widths:
-            least = {"env steps": 11, "seconds": 7, "length": 13}
+            least = {"env steps": 11, "seconds": 7, "length ± std": 13}
             self._widths = [
                 max(len(name), least.get(name, 15 if name.startswith("return") else 0)) for name in cells
             ]
