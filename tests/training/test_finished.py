@@ -37,8 +37,8 @@ def test_only_commands_that_can_find_the_functions_of_a_run_are_recommended(conf
     for changes, commands, place in (
         ({}, "report record evaluate", "Python"),
         ({"env": env}, "report", "Python"),
-        ({"torso": torso}, "", "this program"),
-        ({"env": env, "critic_torso": torso}, "", "this program"),
+        ({"torso": torso}, "report", "this program"),
+        ({"env": env, "critic_torso": torso}, "report", "this program"),
     ):
         shown = next_commands(dataclasses.replace(config, **changes))
         assert shown[0].startswith("tensorboard ") and f"in {place};" in shown[-1]

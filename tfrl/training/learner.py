@@ -620,14 +620,14 @@ def next_commands(config: RLSettings) -> list[str]:
     Commands that need a function that only this program has are left out.
     """
     run, local = shlex.quote(str(config.run_dir)), config.local_callables
-    own_network = bool(local.keys() - {"env"})
-    commands = {tensorboard(config): "curves"}
-    if not own_network:
-        commands[f"python -m tfrl.report {run}"] = "a page with curves and scores"
+    commands = {
+        tensorboard(config): "curves",
+        f"python -m tfrl.report {run}": "a page with curves and scores",
+    }
     if not local:
         commands[f"python -m tfrl.record {run}"] = "a video of the policy"
         commands[f"python -m tfrl.evaluate {run}"] = "returns of more episodes"
-    place = "this program" if own_network else "Python"  # env.json stands for the env
+    place = "this program" if local.keys() - {"env"} else "Python"  # env.json takes the place of the env
     commands[f"policy = tfrl.load({str(config.run_dir)!r})"] = f"in {place}; then policy(observations)"
     width = max(map(len, commands))
     return [f"{command.ljust(width)}  # {text}" for command, text in commands.items()]
