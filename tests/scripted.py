@@ -39,7 +39,7 @@ class Scripted:
 
 
 class Acting:
-    """A player whose actions are those of a function of observations and noise, one uniform an action."""
+    """A policy whose actions are those of a function of observations and noise, one uniform an action."""
 
     def __init__(self, act):
         self.act = act

@@ -35,7 +35,7 @@ from tfrl.envs import registry
 from tfrl.envs.facts import Facts
 from tfrl.envs.spec import Step, VecEnv
 from tfrl.experience import recorded
-from tfrl.experience.episodes import LONGEST_EPISODE, Player, Watcher, check_level_set, level_spec, play
+from tfrl.experience.episodes import LONGEST_EPISODE, ActingPolicy, Watcher, check_level_set, level_spec, play
 from tfrl.experience.recorded import Episode, Manifest, Spaces
 from tfrl.networks.weights import PolicySource
 from tfrl.record import UniformPolicy, task_without_run
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str]) -> int:
     about = {
         "policy": "uniform" if source is None else f"{source.config.algorithm}, {source.name}",
         "weights": None if source is None else weights_sha256(source.weights),
-        "actions": _words_for(source, greedy, options.epsilon),
+        "actions": "uniform" if source is None else recorded.actions_in_words(greedy, options.epsilon),
         "epsilon": options.epsilon,
     }
     manifest = record(
@@ -128,13 +128,6 @@ def main(arguments: Sequence[str]) -> int:
     tell(f"The set has {manifest.episodes:,} episodes and {manifest.steps:,} env steps.")
     print(out)
     return 0
-
-
-def _words_for(source: PolicySource | None, greedy: bool, epsilon: float | None) -> str:
-    """The actions in words."""
-    if source is None:
-        return "uniform"
-    return "sampled" if not greedy and epsilon is None else recorded.greedy_words(epsilon)
 
 
 def _plays_greedily(source: PolicySource | None) -> bool:
@@ -149,7 +142,7 @@ def _with_processes(task: Any, processes: int) -> Any:
 
 
 def record(
-    make_player: Callable[[], Player],
+    make_policy: Callable[[], ActingPolicy],
     task: Any,
     about: dict[str, Any],
     out: Path,
@@ -163,7 +156,7 @@ def record(
     """Records episodes in a folder, and returns what it has.
 
     Args:
-      make_player: makes the policy, in each process that plays; for `actors` it must be picklable.
+      make_policy: makes the policy, in each process that plays; for `actors` it must be picklable.
       task: the settings of the env, and the seed.
       about: JSON values that tell this policy from others.
       out: the folder of the set; a part of the same set in it is continued.
@@ -184,7 +177,7 @@ def record(
     full = {**settings, "levels": level_set, "shard_episodes": shard_episodes, **about}
     manifest = Manifest.of(out, task.env, full)
     facts = facts_text(task)
-    job = _Job(make_player, task, level_set, spaces, out, manifest.name)
+    job = _Job(make_policy, task, level_set, spaces, out, manifest.name)
 
     def missing() -> Iterator[tuple[int, int]]:
         """The numbers of further shards, and their episodes."""
@@ -234,7 +227,7 @@ _OF_THE_TASK = (
 class _Job:
     """Plays and writes shards; a process makes its policy at its first shard."""
 
-    make_player: Callable[[], Player]
+    make_policy: Callable[[], ActingPolicy]
     task: Any
     level_set: str
     spaces: Spaces
@@ -244,26 +237,26 @@ class _Job:
     def __call__(self, number: int, episodes: int, shard_episodes: int) -> recorded.Recorded:
         """Plays shard `number` with so many episodes, and writes it."""
         with quiet_start():
-            player = _player_of(self)  # first, because it decides the threads of TensorFlow
+            policy = _policy_of(self)  # first, because it decides the threads of TensorFlow
             recorded.import_tfds()
         num_envs = min(shard_episodes, _NUM_ENVS)
         spec = level_spec(self.task, self.level_set, num_envs, rng.Use.COLLECTION)
         spec = dataclasses.replace(spec, seed=rng.env_seed(spec.seed, rng.Use.COLLECTION, number))
         each = -(-episodes // num_envs)
         recorder = Recorder(num_envs, each)
-        play(player, spec, range(num_envs), episodes_each=each, watcher=recorder)
+        play(policy, spec, range(num_envs), episodes_each=each, watcher=recorder)
         path = Manifest(self.out, self.name, {}).shard(number)
         found = [episode for one in zip(*recorder.episodes, strict=True) for episode in one][:episodes]
         return recorded.write_shard(path, self.spaces, found, number * shard_episodes)
 
 
-_players: dict[int, tuple[_Job, Player]] = {}
+_policies: dict[int, tuple[_Job, ActingPolicy]] = {}
 
 
-def _player_of(job: _Job) -> Player:
-    if 0 not in _players or _players[0][0] is not job:
-        _players[0] = job, job.make_player()
-    return _players[0][1]
+def _policy_of(job: _Job) -> ActingPolicy:
+    if 0 not in _policies or _policies[0][0] is not job:
+        _policies[0] = job, job.make_policy()
+    return _policies[0][1]
 
 
 def _played(
@@ -378,33 +371,33 @@ class _Saved:
     greedy: bool
     epsilon: float | None
 
-    def __call__(self) -> Player:
+    def __call__(self) -> ActingPolicy:
         uniform = UniformPolicy(*registry.specs(self.task))
         if self.source is None:
             return uniform
         from tfrl.algorithms.policies import SavedPolicy
 
-        player = SavedPolicy(self.source, greedy=self.greedy or self.epsilon is not None)
-        return player if self.epsilon is None else EpsilonGreedy(player, uniform, self.epsilon)
+        policy = SavedPolicy(self.source, greedy=self.greedy or self.epsilon is not None)
+        return policy if self.epsilon is None else EpsilonGreedy(policy, uniform, self.epsilon)
 
 
 class EpsilonGreedy:
-    """Acts like a greedy policy, but uniformly in a share of the steps; follows `Player`."""
+    """Acts like a greedy policy, but uniformly in a share of the steps; follows `ActingPolicy`."""
 
-    def __init__(self, player: Any, uniform: Any, epsilon: float) -> None:
-        self._player, self._uniform, self._epsilon = player, uniform, np.float32(epsilon)
-        self.memory = player.memory
+    def __init__(self, policy: Any, uniform: Any, epsilon: float) -> None:
+        self._policy, self._uniform, self._epsilon = policy, uniform, np.float32(epsilon)
+        self.memory = policy.memory
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The chance of a uniform action, and the numbers of both policies, float32 [steps, 1 + K + K']."""
         chance = generator.random((steps, 1), np.float32)
-        own = self._player.draw_noise(generator, steps)
+        own = self._policy.draw_noise(generator, steps)
         self._width = own.shape[1]
         return np.concatenate([chance, own, self._uniform.draw_noise(generator, steps)], axis=1)
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
         """Actions [B, *shape] by noise float32 [B, 1 + K + K']; with a memory, also states [B, S]."""
-        chosen = self._player.act(observations, noise[:, 1 : 1 + self._width], *memory)
+        chosen = self._policy.act(observations, noise[:, 1 : 1 + self._width], *memory)
         actions, states = chosen if memory else (chosen, None)
         at_random = self._uniform.act(observations, noise[:, 1 + self._width :])
         mixed = noise[:, 0].reshape(-1, *(1,) * (actions.ndim - 1)) < self._epsilon
@@ -413,7 +406,7 @@ class EpsilonGreedy:
 
 
 class CallablePolicy:
-    """Acts by a function from an observation of the env to an action of `env.step`; follows `Player`."""
+    """Acts by a function from an observation to an action of `env.step`; follows `ActingPolicy`."""
 
     def __init__(self, function: Callable[[Any], Any], spaces: Spaces) -> None:
         self._function, self._spaces = function, spaces

@@ -21,7 +21,13 @@ from tfrl.cli.streams import quiet_start
 from tfrl.config.run import EPISODES, RLSettings
 from tfrl.envs import registry
 from tfrl.envs.registry import TRAIN, level_set_title
-from tfrl.experience.episodes import Player, check_level_set, check_plays, play_level_set, split_episodes
+from tfrl.experience.episodes import (
+    ActingPolicy,
+    check_level_set,
+    check_plays,
+    play_level_set,
+    split_episodes,
+)
 from tfrl.networks.weights import split_checkpoint
 from tfrl.reporting import scores
 from tfrl.run import files
@@ -67,9 +73,9 @@ def main(arguments: Sequence[str]) -> int:
     out = Path(options.out) if options.out else folder_of(run) / EVALUATION_FILE
     tasks = [_task(source.config, game, options) for game in (options.envs or source.config.env).split(",")]
     with quiet_start():
-        player = SavedPolicy(source, options.precision, greedy=greedy)
+        policy = SavedPolicy(source, options.precision, greedy=greedy)
     found = [
-        evaluate_levels(player, task, level_set, options.episodes)
+        evaluate_levels(policy, task, level_set, options.episodes)
         | {"actions": "greedy" if greedy else "sampled"}
         for task in tasks
         for level_set in (task.level_sets if options.levels == "both" else (options.levels,))
@@ -78,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
         "checkpoint": source.name,
         "env_steps": source.env_steps,
         "seed": tasks[0].seed,
-        "precision": player.precision,
+        "precision": policy.precision,
         "evaluations": found,
     }
     try:
@@ -90,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def evaluate_levels(player: Player, task: Any, level_set: str, episodes: int) -> dict[str, Any]:
+def evaluate_levels(policy: ActingPolicy, task: Any, level_set: str, episodes: int) -> dict[str, Any]:
     """Plays `episodes` episodes, rounded up to equally many in every env; returns their statistics."""
     from rich.console import Console
     from rich.progress import Progress
@@ -100,7 +106,7 @@ def evaluate_levels(player: Player, task: Any, level_set: str, episodes: int) ->
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task(f"{task.env}, {level_set_title(task.env, level_set)}", total=total)
         played = play_level_set(
-            player, task, level_set, episodes, on_episode=lambda count: progress.update(bar, completed=count)
+            policy, task, level_set, episodes, on_episode=lambda count: progress.update(bar, completed=count)
         )
     returns = played.returns.reshape(-1)
     # Episodes of one env may share levels, so the error is that of the envs' means.

@@ -383,9 +383,9 @@ class Policy:
       source: a text that names the checkpoint.
     """
 
-    def __init__(self, source: PolicySource, player: SavedPolicy) -> None:
+    def __init__(self, source: PolicySource, acting: SavedPolicy) -> None:
         self.config, self.source = source.config, source.name
-        self._player, self._weights = player, source.weights
+        self._acting, self._weights = acting, source.weights
         self._observation, self._action = registry.specs(source.config)
         inputs = [part for part in self._observation.parts if part.kind != observations.MASK]
         self._takes_tuple = any(part.keys and part.keys[0].isdecimal() for part in inputs)
@@ -474,7 +474,7 @@ class Policy:
 
         Raises SettingsError if the policy is not recurrent.
         """
-        memory = self._player.memory(batch or 1)
+        memory = self._acting.memory(batch or 1)
         if memory is None:
             raise SettingsError("the policy is not recurrent, so it has no state.")
         return memory.values[0] if batch is None else memory.values
@@ -488,8 +488,8 @@ class Policy:
         reward: Any,
     ) -> Action | tuple[Action, np.ndarray]:
         """The actions: drawn by the generator, or the most likely ones without a generator."""
-        player = self._player
-        player.greedy = generator is None
+        acting = self._acting
+        acting.greedy = generator is None
         if mask is not None and not self._observation.num_actions:
             raise SettingsError("the policy was trained without action masks, so it takes no action_mask.")
         if (
@@ -505,12 +505,12 @@ class Policy:
             rows, is_batch = self._packed(observation, mask)
         else:
             rows, is_batch = self._rows(np.asarray(observation))
-        noise = player.draw_noise(generator or np.random.default_rng(0), len(rows))
+        noise = acting.draw_noise(generator or np.random.default_rng(0), len(rows))
         memory = self._memory(len(rows), is_batch, state, reward)
         arguments = [rows, noise] + ([] if memory is None else [memory.values])
         if len(rows) == 1:  # a GPU rounds a batch of one differently
             arguments = [x.repeat(2, axis=0) for x in arguments]
-        chosen = player.act(*arguments)
+        chosen = acting.act(*arguments)
         actions, states = (chosen, chosen) if memory is None else chosen
         batch = self._action.as_env_takes(actions[: len(rows)])
         one = int if isinstance(self._action, Discrete) else np.asarray
@@ -522,7 +522,7 @@ class Policy:
 
     def _memory(self, count: int, is_batch: bool, state: np.ndarray | None, reward: Any) -> Memory | None:
         """The memory of so many envs before their steps."""
-        memory = self._player.memory(count)
+        memory = self._acting.memory(count)
         if memory is None:
             if state is not None:
                 self.initial_state()  # raises SettingsError: there is none
@@ -672,12 +672,12 @@ def evaluate(
             )
         task = task_of(policy.config, env, seed)
         greedy = policy.config.eval_greedy if greedy is None else greedy
-        player = policy._player
-        player.greedy = greedy
+        acting = policy._acting
+        acting.greedy = greedy
         episodes = coerce(episodes, int, "episodes")
         if episodes < 1:
             raise UserError(f"episodes must be at least 1; got {episodes}.")
-        played = playing.play_level_set(player, task, "test", episodes)
+        played = playing.play_level_set(acting, task, "test", episodes)
     # The first episode of each env, then the second one of each env, and so on: surplus episodes are last.
     returns, lengths, solved = (
         part.T.reshape(-1)[:episodes] for part in (played.returns, played.lengths, played.solved)
@@ -734,22 +734,23 @@ def collect(
             record,
             task_without_run,
         )
+        from tfrl.experience.recorded import actions_in_words
 
         if policy != "random":
             policy = _loaded(policy)
         if isinstance(policy, Policy):
             task: Any = task_of(policy.config, env, seed)
-            player: Any = policy._player
-            player.greedy = epsilon is not None or (policy.config.eval_greedy if greedy is None else greedy)
+            acting: Any = policy._acting
+            acting.greedy = epsilon is not None or (policy.config.eval_greedy if greedy is None else greedy)
             about = {
                 "policy": f"{policy.config.algorithm}, {policy.source}",
                 "weights": weights_sha256(policy._weights),
-                "actions": "greedy" if player.greedy else "sampled",
+                "actions": actions_in_words(acting.greedy, epsilon),
                 "epsilon": epsilon,
             }
             if epsilon is not None:
                 uniform = UniformPolicy(*registry.specs(task))
-                player = EpsilonGreedy(player, uniform, coerce(epsilon, float, "epsilon"))
+                acting = EpsilonGreedy(acting, uniform, coerce(epsilon, float, "epsilon"))
         elif env is None:
             raise UserError("collect needs an env with a policy that is not of a run.")
         elif greedy is not None or epsilon is not None:
@@ -758,9 +759,9 @@ def collect(
             task = task_without_run(_name_of(env), seed)
             spaces = Spaces(*registry.specs(task))
             if policy == "random":
-                player = UniformPolicy(spaces.observation, spaces.action)
+                acting = UniformPolicy(spaces.observation, spaces.action)
             elif callable(policy):
-                player = CallablePolicy(policy, spaces)
+                acting = CallablePolicy(policy, spaces)
             else:
                 raise UserError(
                     'policy must be that of tfrl.load, a run or its folder, "random" or a function; '
@@ -770,7 +771,7 @@ def collect(
             about = {"policy": name, "weights": None, "actions": "its own", "epsilon": None}
             about |= {"actions": "uniform"} if policy == "random" else {}
         record(
-            lambda: player,
+            lambda: acting,
             task,
             about,
             Path(out),

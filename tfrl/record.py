@@ -73,18 +73,18 @@ def main(arguments: Sequence[str]) -> int:
     with contextlib.ExitStack() as opened:
         if options.window:  # a missing display is found first
             window = opened.enter_context(Window(task.env, fps=registry.frames_per_second(task)))
-        player: Any = UniformPolicy(*registry.specs(task))
+        policy: Any = UniformPolicy(*registry.specs(task))
         probabilities = None
         if source is not None:
             greedy = source.config.eval_greedy if options.greedy is None else options.greedy
             with quiet_start():
-                player = SavedPolicy(source, greedy=greedy)
-            probabilities = player.probabilities
+                policy = SavedPolicy(source, greedy=greedy)
+            probabilities = policy.probabilities
         if options.window:
-            video.show(player, task, window, options, probabilities)
+            video.show(policy, task, window, options, probabilities)
             return 0
     try:
-        video.save(player, task, path, options, probabilities)
+        video.save(policy, task, path, options, probabilities)
     except OSError as error:
         raise UserError(f"cannot write {path}: {files.reason(error)}.") from None
     print(path)
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class UniformPolicy:
-    """Uniform actions among the allowed ones; follows `Player`."""
+    """Uniform actions among the allowed ones; follows `ActingPolicy`."""
 
     def __init__(self, observation_spec: ArraySpec, action_spec: ActionSpec) -> None:
         self._seen, self._spec = observation_spec, action_spec

@@ -15,8 +15,8 @@ from processes import ROOT
 from refusals import refusal
 
 import tfrl
-from tfrl.collect import _words_for, main, record
-from tfrl.experience.recorded import Manifest, Spaces, open_set
+from tfrl.collect import main, record
+from tfrl.experience.recorded import Manifest, Spaces, actions_in_words, open_set
 
 FILE = "cartpole_v1_episodes-train.tfrecord-"
 
@@ -139,10 +139,8 @@ def test_the_number_of_episodes_is_told(whole, tmp_path, capsys, monkeypatch):
 
 
 def test_the_actions_of_a_set_are_named_as_they_are(tmp_path):
-    source = object()
-    assert _words_for(None, False, None) == "uniform"
-    assert [_words_for(source, greedy, None) for greedy in (False, True)] == ["sampled", "greedy"]
-    assert _words_for(source, False, 0.1) == "greedy with epsilon 0.1"
+    assert [actions_in_words(greedy, None) for greedy in (False, True)] == ["sampled", "greedy"]
+    assert actions_in_words(False, 0.1) == "greedy with epsilon 0.1"
     # A set of an older version has other words for the same actions.
     older = {"env": "CartPole-v1", "actions": "sampled", "epsilon": 0.1}
     (tmp_path / "metadata.json").write_text(json.dumps({"about": older, "shards": []}))
@@ -237,8 +235,8 @@ def test_a_policy_of_a_run_plays_with_epsilon(tmp_path, monkeypatch):
         def act(self, observations, noise):
             return np.zeros(len(observations), np.int32)
 
-    player = EpsilonGreedy(Left(), UniformPolicy(*tfrl_specs()), 0.5)
-    made = record(lambda: player, Task(env="CartPole-v1"), {}, tmp_path / "set", steps=600)
+    policy = EpsilonGreedy(Left(), UniformPolicy(*tfrl_specs()), 0.5)
+    made = record(lambda: policy, Task(env="CartPole-v1"), {}, tmp_path / "set", steps=600)
     assert made.steps >= 600
     found = [
         one

@@ -155,8 +155,8 @@ def test_actions_are_drawn_unless_greedy(run, how):
     flags = ["--greedy"] if how == "greedy" else []
     assert evaluate.main([str(run), "--episodes", "20", "--levels", "train", *flags]) == 0
     (row,) = json.loads((run / "eval.json").read_text())["evaluations"]
-    player = SavedPolicy(source, greedy=how == "greedy")
-    played = play(player, level_spec(source.config, "train", 20), range(20), episodes_each=1)
+    policy = SavedPolicy(source, greedy=how == "greedy")
+    played = play(policy, level_spec(source.config, "train", 20), range(20), episodes_each=1)
     assert row["return_mean"] == played.returns.mean()
 
 

@@ -211,9 +211,9 @@ def test_a_window_shows_the_frames(tmp_path):
 
 @pytest.mark.parametrize("spec", [Discrete(5), Box((-1.0, 0.0), (1.0, 3.0))])
 def test_random_actions_are_uniform(spec):
-    player = UniformPolicy(ArraySpec((1,), "float32"), spec)
-    noise = player.draw_noise(np.random.default_rng(0), 20_000)
-    actions = player.act(np.zeros((20_000, 1)), noise)
+    acting = UniformPolicy(ArraySpec((1,), "float32"), spec)
+    noise = acting.draw_noise(np.random.default_rng(0), 20_000)
+    actions = acting.act(np.zeros((20_000, 1)), noise)
     assert actions.shape == (20_000, *spec.shape) and actions.dtype == spec.dtype
     if isinstance(spec, Discrete):
         np.testing.assert_allclose(np.bincount(actions) / 20_000, 0.2, atol=0.01)
@@ -226,6 +226,6 @@ def test_random_actions_are_uniform(spec):
 def test_players_see_raw_vectors():
     spec = EnvSpec("CartPole-v1", num_envs=2, seed=1)
     seen = []
-    player = Acting(lambda o, u: seen.append(o.dtype) or np.zeros(len(o), np.int32))
-    played = play(player, spec, range(2), episodes_each=1)
+    acting = Acting(lambda o, u: seen.append(o.dtype) or np.zeros(len(o), np.int32))
+    played = play(acting, spec, range(2), episodes_each=1)
     assert {*seen} == {np.dtype(np.float32)} and 5 < played.lengths.mean() < 15

@@ -188,7 +188,10 @@ def test_a_run_or_its_folder_is_evaluated_like_its_policy(runs, tmp_path):
     expected = tfrl.evaluate(tfrl.load(run.folder), episodes=4).returns.tolist()
     for given in (run, run.folder, str(run.folder)):
         assert tfrl.evaluate(given, episodes=4).returns.tolist() == expected
-    assert tfrl.collect(run, out=tmp_path / "set", episodes=1).is_dir()
+    assert tfrl.collect(run, out=tmp_path / "set", episodes=1, epsilon=0.1).is_dir()
+    about = json.loads((tmp_path / "set/metadata.json").read_text())["about"]
+    assert about["actions"] == "greedy with epsilon 0.1"
+    assert tfrl.collect(run, out=tmp_path / "set", episodes=2, epsilon=0.1).is_dir()  # goes on
     with pytest.raises(tfrl.SettingsError, match="nowhere does not exist: give the folder of a run"):
         tfrl.evaluate(tmp_path / "nowhere")
     with pytest.raises(

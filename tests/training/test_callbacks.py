@@ -205,8 +205,8 @@ def test_a_gap_needs_unseen_levels(small, learner, mode, num_levels):
     """With `exploration`, or with all levels, training and test levels are the same."""
     config = small(env="coinrun", distribution_mode=mode, num_levels=num_levels, eval_episodes=2)
 
-    player = UniformPolicy(*registry.specs(config))
-    found = callbacks.evaluate(config, learner(config).session, player)
+    policy = UniformPolicy(*registry.specs(config))
+    found = callbacks.evaluate(config, learner(config).session, policy)
     assert math.isfinite(found["eval_train/return"]) and math.isfinite(found["eval_test/return"])
     gap = evaluation_results(config, found)["generalization_gap"]
     assert math.isfinite(gap) == (mode == "easy" and num_levels > 0)

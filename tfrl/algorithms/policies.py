@@ -97,7 +97,7 @@ class RolloutActor(Behavior):
 
 
 class SavedPolicy(Behavior):
-    """Acts with the weights of a run, for any number of envs; implements `tfrl.experience.episodes.Player`.
+    """Acts with the weights of a run, for any number of envs; an `ActingPolicy` (tfrl.experience.episodes).
 
     Args:
       source: the weights and settings.

@@ -90,7 +90,7 @@ class Episodes:
     solved: np.ndarray
 
 
-class Player(Protocol):
+class ActingPolicy(Protocol):
     """A policy that plays episodes: a trainer's, or a saved one."""
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> Any:
@@ -117,7 +117,7 @@ class Watcher:
 
 
 def play(
-    player: Player,
+    policy: ActingPolicy,
     spec: EnvSpec,
     indices: Sequence[int],
     *,
@@ -130,7 +130,7 @@ def play(
     """Plays `episodes_each` episodes in each of the envs `indices` of `spec`.
 
     Args:
-      player: gives the actions of the envs that still have episodes to play.
+      policy: gives the actions of the envs that still have episodes to play.
       spec: the global vector of evaluation envs.
       indices: the envs of this worker.
       episodes_each: K.
@@ -149,20 +149,20 @@ def play(
     generators = [rng.generator(spec.seed, rng.Use.EVALUATION, i) for i in indices]
     tally = _Tally(len(indices), episodes_each)
     actions = np.zeros((len(indices), *env.action_spec.shape), env.action_spec.dtype)
-    memory = player.memory(len(indices))
+    memory = policy.memory(len(indices))
     step = 0
     with contextlib.closing(env):
         while (active := tally.active()).size and step < max_steps and not broken_off():
             if step % _NOISE_BLOCK == 0:
-                noise = np.stack([player.draw_noise(g, _NOISE_BLOCK) for g in generators], axis=1)
+                noise = np.stack([policy.draw_noise(g, _NOISE_BLOCK) for g in generators], axis=1)
             observations = env.observe().observation
             # A batch has at least two rows, because GPUs round a batch of one differently.
             rows = active if active.size > 1 else active.repeat(2)
             shown = observations[rows], noise[step % _NOISE_BLOCK][rows]
             if memory is None:
-                actions[rows] = player.act(*shown)
+                actions[rows] = policy.act(*shown)
             else:
-                actions[rows], states = player.act(*shown, memory.values[rows])
+                actions[rows], states = policy.act(*shown, memory.values[rows])
                 memory.acted(states, actions[rows], rows)
             idle = np.flatnonzero(tally.done >= episodes_each)
             if idle.size and env.observation_spec.num_actions:  # their last action may be forbidden now
@@ -187,7 +187,7 @@ def play(
 
 
 def play_level_set(
-    player: Player,
+    policy: ActingPolicy,
     task: Any,
     level_set: str,
     episodes: int,
@@ -197,7 +197,7 @@ def play_level_set(
     """Plays at least `episodes` episodes of a level set, the same number in each env. Raises like `play`."""
     num_envs, each = split_episodes(episodes)
     spec = level_spec(task, level_set, num_envs)
-    return play(player, spec, range(num_envs), episodes_each=each, on_episode=on_episode)
+    return play(policy, spec, range(num_envs), episodes_each=each, on_episode=on_episode)
 
 
 class _Tally:

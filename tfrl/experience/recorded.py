@@ -279,9 +279,11 @@ def _encoded(arrays: Arrays, features: Any) -> Arrays:
     return arrays
 
 
-def greedy_words(epsilon: float | None) -> str:
-    """The words of a set for the most likely actions, of which a share epsilon is uniform instead."""
-    return "greedy" if epsilon is None else f"greedy with epsilon {epsilon:g}"
+def actions_in_words(greedy: bool, epsilon: float | None) -> str:
+    """The actions of a policy in words: drawn, or the most likely ones, perhaps with a uniform share."""
+    if epsilon is not None:
+        return f"greedy with epsilon {epsilon:g}"
+    return "greedy" if greedy else "sampled"
 
 
 @dataclass
@@ -319,7 +321,7 @@ class Manifest:
             raise UserError(f"{folder} exists already, and has no set of tfrl.collect; give another --out.")
         earlier = found["about"]
         if earlier.get("epsilon") is not None:  # older versions called these actions sampled
-            earlier["actions"] = greedy_words(earlier["epsilon"])
+            earlier["actions"] = actions_in_words(True, earlier["epsilon"])
         for key, value in manifest.about.items():
             if (there := earlier.get(key)) != value:
                 raise UserError(

@@ -25,7 +25,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT, Range
 from tfrl.envs.registry import frames_per_second
 from tfrl.envs.spec import ActionSpec, Discrete, MultiDiscrete, Step, VecEnv
-from tfrl.experience.episodes import Player, Watcher, level_spec, play
+from tfrl.experience.episodes import ActingPolicy, Watcher, level_spec, play
 from tfrl.run import files, rng
 
 Probabilities = Callable[[np.ndarray], np.ndarray] | None
@@ -61,12 +61,12 @@ class Recording:
 
 
 def save(
-    player: Player, task: Any, path: Path, options: Recording, probabilities: Probabilities = None
+    policy: ActingPolicy, task: Any, path: Path, options: Recording, probabilities: Probabilities = None
 ) -> None:
     """Plays one episode in each of `options.episodes` envs and writes the video.
 
     Args:
-      player: the policy.
+      policy: gives the actions.
       task: the run's settings.
       path: the file, .mp4 or .gif; its folder is made.
       options: the length, levels and overlay.
@@ -80,11 +80,11 @@ def save(
         staged.touch()  # raises a better error than the encoder
         with writing(staged, fps=frames_per_second(task)) as append:
             grid = Grid(options, append, probabilities, tile)
-            _play(player, task, options, grid, broken_off=lambda: False)
+            _play(policy, task, options, grid, broken_off=lambda: False)
 
 
 def show(
-    player: Player, task: Any, window: Window, options: Recording, probabilities: Probabilities = None
+    policy: ActingPolicy, task: Any, window: Window, options: Recording, probabilities: Probabilities = None
 ) -> None:
     """Plays one episode in each of `options.episodes` envs in a window, until all end or it is closed.
 
@@ -92,13 +92,15 @@ def show(
     """
     tile = 512 if options.episodes == 1 else 256
     grid = Grid(options, window.append, probabilities, tile)
-    _play(player, task, options, grid, broken_off=lambda: window.closed)
+    _play(policy, task, options, grid, broken_off=lambda: window.closed)
 
 
-def _play(player: Player, task: Any, options: Recording, grid: Grid, broken_off: Callable[[], bool]) -> None:
+def _play(
+    policy: ActingPolicy, task: Any, options: Recording, grid: Grid, broken_off: Callable[[], bool]
+) -> None:
     spec = level_spec(task, options.levels, options.episodes, rng.Use.RECORDING)
     play(
-        player,
+        policy,
         dataclasses.replace(spec, render=True),
         range(options.episodes),
         episodes_each=1,

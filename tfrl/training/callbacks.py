@@ -25,8 +25,8 @@ from tfrl.envs import registry
 from tfrl.envs.facts import FACTS_FILE
 from tfrl.envs.registry import TRAIN
 from tfrl.experience.episodes import (
+    ActingPolicy,
     Episodes,
-    Player,
     evaluation_metrics,
     level_spec,
     play,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from tfrl.networks.network import Network
 
 
-def evaluate(config: RLSettings, session: Session, player: Player) -> dict[str, float]:
+def evaluate(config: RLSettings, session: Session, policy: ActingPolicy) -> dict[str, float]:
     """Evaluates a policy on all level sets; returns the metrics. Every worker plays its share of the envs.
 
     All workers make the same calls.
@@ -74,7 +74,7 @@ def evaluate(config: RLSettings, session: Session, player: Player) -> dict[str, 
         found = np.zeros((3, num_envs, each))
         if mine:
             spec, stopped = level_spec(config, level_set, num_envs), lambda: session.stop.signalled
-            played = play(player, spec, mine, episodes_each=each, broken_off=stopped, on_episode=show)
+            played = play(policy, spec, mine, episodes_each=each, broken_off=stopped, on_episode=show)
             found[:, mine] = played.returns, played.lengths, played.solved
         session.phase(f"gathering episodes{levels}")  # other workers may still be playing
         session.raise_if_stopped()  # before the results are used: some episodes may be incomplete
@@ -279,7 +279,7 @@ class Videos(Callback):
         if run.updates % self._config.record_every == 0:
             self.record(run, run.env_steps)
 
-    def record(self, player: Player, env_steps: int) -> None:
+    def record(self, policy: ActingPolicy, env_steps: int) -> None:
         """Writes a video in the run's `videos` folder."""
         self._session.phase("recording")  # on all workers, because they compare their phases
         if not self._session.runtime.is_chief:
@@ -289,7 +289,7 @@ class Videos(Callback):
             self._config.run_dir / "videos" / f"{registry.file_name(self._config.env)}-test-{env_steps}.mp4"
         )
         try:
-            save(player, self._config, path, options)
+            save(policy, self._config, path, options)
         except OSError as error:
             self._session.unwritten.add("videos")
             self._warn(
@@ -442,7 +442,7 @@ def follow(
     store = CheckpointStore(config.run_dir / "checkpoints", keep=1)
     events = EventFile(config.run_dir)
     console.message(f"Following the checkpoints in {config.run_dir}.")
-    player: SavedPolicy | None = None
+    policy: SavedPolicy | None = None
     warn = functools.cache(console.warn)  # once: the same fault may return for days
     any_checkpoint = not (config.eval_every or config.eval_every_steps)
     evaluated, updates = (0, 0), store.updates()  # updates and env steps
@@ -455,14 +455,14 @@ def follow(
             source = _find(config, updates[-1], warn)
             if source is not None:
                 evaluated = now
-                if player is None:  # built once, because tracing takes seconds
+                if policy is None:  # built once, because tracing takes seconds
                     with quiet_start():
-                        player = SavedPolicy(source, greedy=config.eval_greedy)
+                        policy = SavedPolicy(source, greedy=config.eval_greedy)
                 else:
-                    player.set_weights(source.weights)
+                    policy.set_weights(source.weights)
                 found: dict[str, float] = {}
                 for level_set in config.level_sets:  # the same envs and random numbers as of the workers
-                    played = play_level_set(player, source.config, level_set, config.eval_episodes)
+                    played = play_level_set(policy, source.config, level_set, config.eval_episodes)
                     found |= evaluation_metrics(source.config, level_set, played)
                 found = with_gap(source.config, found)
                 try:
