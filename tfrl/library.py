@@ -740,6 +740,7 @@ def collect(
             policy = _loaded(policy)
         if isinstance(policy, Policy):
             task: Any = task_of(policy.config, env, seed)
+            epsilon = None if epsilon is None else coerce(epsilon, float, "epsilon")
             acting: Any = policy._acting
             acting.greedy = epsilon is not None or (policy.config.eval_greedy if greedy is None else greedy)
             about = {
@@ -750,7 +751,7 @@ def collect(
             }
             if epsilon is not None:
                 uniform = UniformPolicy(*registry.specs(task))
-                acting = EpsilonGreedy(acting, uniform, coerce(epsilon, float, "epsilon"))
+                acting = EpsilonGreedy(acting, uniform, epsilon)
         elif env is None:
             raise UserError("collect needs an env with a policy that is not of a run.")
         elif greedy is not None or epsilon is not None:

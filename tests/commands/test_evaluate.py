@@ -192,6 +192,10 @@ def test_the_best_policy_is_kept_until_a_better_one(run, tmp_path):
     for score, env_steps, kept in ((1.0, 10, 10), (0.5, 20, 10), (2.0, 30, 30), (2.0, 40, 30), (0.1, 15, 15)):
         keep_best(made, weights, score=score, env_steps=env_steps)
         assert find_policy(made, "best").env_steps == kept
+    # An evaluator may be behind the last evaluation of the run.
+    for score, env_steps, kept in ((0.05, 12, 15), (0.2, 14, 14), (0.1, 20, 14)):
+        keep_best(made, weights, score=score, env_steps=env_steps, follows=True)
+        assert find_policy(made, "best").env_steps == kept
     assert find_policy(run, "best").weights.keys() == find_policy(run, "last").weights.keys()
 
 

@@ -325,31 +325,43 @@ def test_an_env_that_cannot_resume_exactly_has_its_episode_truncated(store):
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_corrected_row_replaces_its_earlier_state_in_the_shards_of_other_workers(store, steps):
-    """Two workers resume the run of one; env 0 begins another episode, and worker 1 keeps the old shard."""
+    """Two workers resume the run of one twice; env 0 begins another episode, and worker 1 keeps the shard."""
     script, whole = Script([0, 1], seed=9), make([0, 1], 12)
     play(whole, script, 6)
     while script.first.any():
         play(whole, script, 1)
     saved([whole], store, 1)
-    workers, none = [restored(store, [i], 12) for i in (0, 1)], np.array([False])
-    for i, worker in enumerate(workers):
-        worker.set_current(script.shown[i][None], none)
-    workers[0].resume_round(script.observation(0, 77)[None], np.array([True]))
-    workers[1].resume_round(script.shown[1][None], none)
-    for _ in range(steps):
+    found, none = store.load(pytest.fail, verify_shards=True), np.array([False])
+    parts, shards, shown, corrected = found.parts, found.shards, list(script.shown), []
+    for resume in range(2):
+        workers = [make([i], 12) for i in (0, 1)]
         for i, worker in enumerate(workers):
-            worker.act(np.zeros(1, np.int32))
-            worker.show(Step(np.zeros(1, np.float32), script.observation(i, 78)[None], none, none, None))
-    parts = [{"indices": np.array([i]), **worker.get_state()} for i, worker in enumerate(workers)]
-    shards = [shard for worker in workers for shard in worker.shards()]
-    assert {0} < {env for shard in workers[1].shards() for env in shard.about["envs"]}
-    for listed in (shards, shards[::-1]):
-        again = make([0, 1], 12)
-        again.set_state(parts, listed)
-        row = np.array([[[whole.steps - 1]]]) % again._ring
-        found = again._gather(np.repeat(row, 2, axis=1), np.ones((1, 2, 1), np.float32))
-        np.testing.assert_array_equal(found.next_observation[0, 0, 0], script.shown[0])
-        assert again._first[row.item()].tolist() == again._truncated[row.item()].tolist() == [True, False]
+            worker.set_state(parts, shards[:: 1 - 2 * resume])  # in any order
+            worker.set_current(shown[i][None], none)
+        corrected.append((workers[0].steps - 1, shown[0]))
+        shown = [script.observation(0, 77 + resume), shown[1]]
+        workers[0].resume_round(shown[0][None], np.array([True]))
+        workers[1].resume_round(shown[1][None], none)
+        for _ in range(steps):
+            shown = [script.observation(i, 87 + resume) for i in (0, 1)]
+            for i, worker in enumerate(workers):
+                worker.act(np.zeros(1, np.int32))
+                worker.show(Step(np.zeros(1, np.float32), shown[i][None], none, none, None))
+        parts = [{"indices": np.array([i]), **worker.get_state()} for i, worker in enumerate(workers)]
+        shards = [shard for worker in workers for shard in worker.shards()]
+        for shard in shards:
+            shard.keep(shard.write(store._shards))
+        if not steps:
+            break  # a second correction of the same row would be another one
+    again = make([0, 1], 12)
+    again.set_state(parts, shards)
+    again.set_current(np.stack(shown), np.array([not steps, False]))
+    for row, last in corrected:
+        at = np.full((1, 2, 1), row % again._ring)
+        batch = again._gather(at, np.ones((1, 2, 1), np.float32))
+        np.testing.assert_array_equal(batch.next_observation[0, 0, 0], last)
+        assert again._first[row % again._ring].tolist() == [True, False]
+        assert again._truncated[row % again._ring].tolist() == [True, False]
 
 
 def test_continuous_actions_are_kept_as_they_were():

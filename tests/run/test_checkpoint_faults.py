@@ -133,6 +133,23 @@ def test_on_a_full_disk_the_oldest_make_room(small_disk):
         assert found.update == update and (found.learner["x"] == hold(update)["x"]).all()
 
 
+def test_a_damaged_shard_is_replaced_by_the_run_that_writes_it_again(tmp_path):
+    store, first = CheckpointStore(tmp_path / "checkpoints", keep=2), CheckpointShard({"n": 1}, hold(1))
+    store.save(1, State({}, [{}], [first]), env_steps=1)
+    store.save(2, State({}, [{}], [first, CheckpointShard({"n": 2}, hold(2))]), env_steps=2)
+    newest = max((tmp_path / "checkpoints/shards").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    skipped = []
+    found = store.load(skipped.append, verify_shards=True)
+    assert found.update == 1 and "does not match its checksum" in skipped[0]
+    again = [*found.shards, CheckpointShard({"n": 2}, hold(2))]  # the same rows, computed again
+    store.save(2, State({}, [{}], again), env_steps=2)
+    store.save(3, State({}, [{}], again), env_steps=3)
+    assert store.load(pytest.fail, verify_shards=True).update == 3
+
+
 def test_the_shards_of_the_oldest_make_room_as_well(small_disk):
     """A replay that is full: each checkpoint adds a shard of 300 kB, and needs the last three."""
     disk = small_disk("2m")

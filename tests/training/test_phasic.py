@@ -253,6 +253,8 @@ def test_a_checkpoint_within_a_phase_counts_the_env_steps_of_its_weights(small, 
     assert re.search(f"^continues at +{re.escape(place)}$", said, re.MULTILINE)
     whole, history = results(config.run_dir), learned(config.run_dir)
     assert whole["resumed_at"] == [256] and [row["env_steps"] for row in history] == ["128", "256", "384"]
+    episodes = (config.run_dir / "episodes.csv").read_text().splitlines()[1:]
+    assert len(episodes) == int(history[-1]["rollout/episodes"]) > 0
     (config.run_dir / "results.json").unlink()
     for name in ("checkpoints", "phase"):
         shutil.rmtree(config.run_dir / name)

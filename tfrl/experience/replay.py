@@ -90,7 +90,7 @@ class ReplayBuffer:
         self._highest = np.ones(len(self._envs))  # the highest priority of each env so far, for new rows
         self._ranked = 0  # the number of steps whose rows have a priority
         self._shards: list[CheckpointShard] = []
-        self._corrections = 0  # of saved rows, so far
+        self._corrections = 0  # of rows in shards, so far
 
     # Storing
 
@@ -111,11 +111,14 @@ class ReplayBuffer:
         at, before = self.steps % self._ring, (self.steps - 1) % self._ring
         self._observations[at] = observations
         if self.steps and (self._first[before] != first).any():
-            # An env could not be restored exactly, so its saved episode does not continue. After a change of
-            # the number of workers, others may keep the shard with its earlier row; `set_state` orders them.
-            self._corrections += 1
-            self._shards = [shard for shard in self._shards if shard.about["end"] < self.steps]
             self._first[before] = first
+            # If the row is in a shard, an env could not be restored exactly, and its saved episode does not
+            # continue. After a change of the number of workers, others may keep that shard: `set_state` lets
+            # the corrected one win, so it has all rows from there on.
+            begins = [shard.about["begin"] for shard in self._shards if shard.about["end"] >= self.steps]
+            if begins:
+                self._corrections += 1
+                self._shards = [shard for shard in self._shards if shard.about["end"] <= min(begins)]
 
     def resume_round(self, observations: np.ndarray, first: np.ndarray) -> None:
         """Sets the current observations before a round like `set_current`; usually those of the last `show`.

@@ -271,7 +271,9 @@ def _write_weights(place: Path, weights: Mapping[str, np.ndarray], env_steps: in
     files.write(place / _ABOUT_FILE, json.dumps({"env_steps": env_steps}) + "\n")
 
 
-def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env_steps: int) -> None:
+def keep_best(
+    run: Path, weights: Mapping[str, np.ndarray], *, score: float, env_steps: int, follows: bool = False
+) -> None:
     """Saves these weights as the run's best unless an earlier evaluation scored higher.
 
     Args:
@@ -279,6 +281,7 @@ def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env
       weights: float32 arrays by name.
       score: the mean return on unseen levels.
       env_steps: the env steps of the run so far.
+      follows: this process follows the checkpoints of a run, which may be ahead of it.
 
     Raises:
       OSError: they cannot be written; the earlier best weights stay.
@@ -286,8 +289,9 @@ def keep_best(run: Path, weights: Mapping[str, np.ndarray], *, score: float, env
     path = run / BEST_FILE
     info = _read(path).get(_INFO) if path.is_file() else None
     before = {} if info is None else unpack_json(info)
-    # Best weights of later env steps are from before the run resumed from an earlier checkpoint.
-    if before and before["env_steps"] < env_steps and before["score"] >= score:
+    # Otherwise, best weights of later env steps are from before the run resumed from an earlier checkpoint.
+    counts = before and (follows or before["env_steps"] < env_steps)
+    if counts and before["score"] >= score:
         return
     files.make_folder(path.parent)
     info = pack_json({"score": score, "env_steps": env_steps})

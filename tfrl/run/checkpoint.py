@@ -84,7 +84,8 @@ class CheckpointShard:
             return self._path
         data = encode(self.arrays or {})
         path = folder / f"{_sha256(data)}.npz"
-        if not path.exists():  # a resumed run writes the same shards again
+        # A resumed run writes the same shards again, perhaps because a file of them is damaged.
+        if not path.exists() or path.read_bytes() != data:
             files.make_folder(folder)
             files.write(path, data)
         return path

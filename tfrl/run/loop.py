@@ -44,6 +44,8 @@ class Learner(ABC):
       highlights: makes the texts of the progress line from the metrics of an update. None: speed and return.
       callbacks: the product's own, called before the user's.
       evaluates_first: an evaluation comes before the first update of the run.
+      continues_cut: the run goes on from a checkpoint at which --max-episodes had ended it within an update.
+        The rows and the evaluation of that end do not count.
     """
 
     step_column = "env_steps"
@@ -51,6 +53,7 @@ class Learner(ABC):
     highlights: Callable[[Mapping[str, float]], list[str]] | None = None
     callbacks: Sequence[Callback] = ()
     evaluates_first = False
+    continues_cut = False
 
     # Learning
 
@@ -309,7 +312,6 @@ class TrainingRun(RunOfCallback[ConfigT]):
                     self._save()
                 # A callback stopped the run, or --total-steps is lower now.
                 if self._evaluated_at != self.env_steps:
-                    self.metrics = {}
                     self._evaluate()
                     self._session.writer.scalars(self.env_steps, self.evaluation)
         if self.code is None:
@@ -450,8 +452,7 @@ class TrainingRun(RunOfCallback[ConfigT]):
         self._stopped = session.progress["stopped"] if self._users else None
         # A pending evaluation of the checkpoint is finished if progress.csv has its row.
         done = session.runtime.any_worker(session.runtime.is_chief and logged >= found.env_steps)
-        # Without a cut rollout, whose evaluation it is, a run that goes on repeats that rollout first.
-        pending = session.progress["pending"] if self._steps_taken == found.env_steps else None
+        pending = None if learner.continues_cut else session.progress["pending"]
         # The last evaluation is repeated and replaces its row, because results.json needs all of its results.
         # An evaluation is also repeated if the callbacks of this checkpoint have not seen its update.
         if pending is not None and (not done or self._is_over or self._users):
@@ -462,9 +463,14 @@ class TrainingRun(RunOfCallback[ConfigT]):
     def _begin(self, logged: int) -> None:
         """Opens the run's folder, and prints what will be trained."""
         session, learner = self._session, self._learner
-        within = 0 if session.found is None else session.found.env_steps - self.env_steps
-        again = int(self._pending is not None or self._begins_with_evaluation)
-        session.open_folder(learner.columns, within=within, again=again, step_column=learner.step_column)
+        found, again = session.found, self._pending is not None or self._begins_with_evaluation
+        session.open_folder(
+            learner.columns,
+            rows_until=None if found is None else self.env_steps - again,
+            # Within other updates, the rows of episodes are written already, or not noted yet.
+            episodes_until=None if found is None or not learner.continues_cut else self.env_steps,
+            step_column=learner.step_column,
+        )
         if session.found is None:
             learner.describe(session.writer)
         # The row of an update is written after its evaluation.

@@ -246,15 +246,19 @@ class Session:
     # The run's folder
 
     def open_folder(
-        self, columns: Sequence[str], *, within: int = 0, again: int = 0, step_column: str = "env_steps"
+        self,
+        columns: Sequence[str],
+        *,
+        rows_until: int | None = None,
+        episodes_until: int | None = None,
+        step_column: str = "env_steps",
     ) -> None:
         """The chief writes the settings and opens the files of metrics.
 
         Args:
           columns: the columns of progress.csv after the first one.
-          within: the steps before the checkpoint that belong to an unfinished update, or to a cut rollout
-            that is repeated. Rows of progress.csv and episodes.csv are written again from there.
-          again: the further steps before the checkpoint whose rows of progress.csv are written again.
+          rows_until: the steps up to which a resumed run keeps the rows of progress.csv; None: a new run.
+          episodes_until: the same for episodes.csv; None: the steps of the checkpoint.
           step_column: the name of the first column.
         """
         if not self.runtime.is_chief:
@@ -269,14 +273,15 @@ class Session:
         except OSError as error:
             raise UserError(f"cannot write in {run}: {files.reason(error)}") from None
         self.needed.add(SETTINGS_FILE)
-        resume_at = None if found is None else found.env_steps - within
+        if episodes_until is None and found is not None:
+            episodes_until = found.env_steps
         self.writer = MetricsWriter(
             run,
             columns,
-            resume_at=None if resume_at is None else resume_at - again,
+            resume_at=rows_until,
             warn=self.console.warn,
             step_column=step_column,
-            episodes_until=resume_at,
+            episodes_until=episodes_until,
         )
         if found is None:
             self.writer.describe(settings)

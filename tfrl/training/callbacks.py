@@ -467,7 +467,8 @@ def follow(
                 found = with_gap(source.config, found)
                 try:
                     score = found["eval_test/return"]
-                    keep_best(config.run_dir, source.weights, score=score, env_steps=source.env_steps)
+                    at = source.env_steps
+                    keep_best(config.run_dir, source.weights, score=score, env_steps=at, follows=True)
                     events.scalars(source.env_steps, found)
                 except OSError as error:  # as in training, a full disk only loses a point of the curves
                     warn(f"The evaluation in {config.run_dir} cannot be written ({files.reason(error)}).")

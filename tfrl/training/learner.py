@@ -414,7 +414,8 @@ class EnvLearner(Learner):
             self._prefetch.set_state(state.learner)
         self._restore_envs(state.parts)
         most, cut = self._config.max_episodes, under("cut/", state.learner)
-        if cut and most is not None and int(cut["episodes"]) >= most:
+        self.continues_cut = bool(cut) and (most is None or int(cut["episodes"]) < most)
+        if cut and not self.continues_cut:
             self._before, self._cut_steps = self._env_state(), int(cut["steps"])
             self._episodes.set_state(cut)
 
