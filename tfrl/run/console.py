@@ -26,6 +26,7 @@ from tfrl.cli.streams import Unbreakable, spelled, tell
 
 _RATE_WINDOW = 32  # updates over which the time left is estimated
 _SPEED = "time/env_steps_per_second"
+_ROLLOUT = "time/rollout_seconds"
 _RETURN, _EVALUATED, _REWARD = SHOWN = (
     *("rollout/episode_return", "eval_test/return", "rollout/mean_reward"),
 )
@@ -131,6 +132,7 @@ class Progress:
         self._is_over = False
         # (time, steps) after the last updates; the first mark is the first steady step of the first update.
         self._marks: deque[tuple[float, float]] = deque(maxlen=_RATE_WINDOW)
+        self._origin: float | None = start_step  # while the first mark is within the first update
 
     def advance_to(self, env_steps: float, *, steady: bool = False) -> None:
         """Takes the state within an update. It takes 0.1 µs, so it may be called at every env step.
@@ -149,12 +151,14 @@ class Progress:
         evaluated = {_EVALUATED: self._metrics[_EVALUATED]} if _EVALUATED in self._metrics else {}
         self._metrics = evaluated | dict(metrics)
         self._note_first(metrics)
-        now, speed = self._clock(), metrics.get(_SPEED, math.nan)
-        if len(self._marks) == 1 and speed > 0:
-            # The steady steps of the first update leave out its envs, which may be slower.
-            began, steps = self._marks[0]
-            self._marks[0] = min(began, now - (env_steps - steps) / speed), steps
-        self._marks.append((now, self.env_steps))
+        rollout = metrics.get(_ROLLOUT, math.nan)
+        if self._origin is not None and len(self._marks) == 1 and rollout > 0:
+            # The steady steps of the first update follow its rollout, and its tracing, which does not count.
+            self._marks[0] = self._marks[0][0] - rollout, self._origin
+        elif self._origin is not None and len(self._marks) == 2:
+            self._marks.popleft()  # the second update has the pace of the others
+            self._origin = None
+        self._marks.append((self._clock(), self.env_steps))
 
     def note(self, metrics: Mapping[str, float]) -> None:
         """Takes metrics from before the first update."""
@@ -175,6 +179,7 @@ class Progress:
         """Forgets the speed, and begins a new estimate of the time left, because the pace changes here."""
         self._metrics = {k: v for k, v in self._metrics.items() if k != _SPEED}
         self._marks = deque([(self._clock(), self.env_steps)], maxlen=_RATE_WINDOW)
+        self._origin = None
 
     @property
     def elapsed(self) -> float:
