@@ -102,7 +102,9 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"cannot start {command[0]!r}: {os.strerror(reason)}")
     workers = options.workers or len(hosts)
     if not workers:
-        raise UserError("give --workers N (1 or more), or --hosts a,b for one worker on each host")
+        raise UserError(
+            "give --workers N (1 or more), or --hosts a,b for one worker on each host, before the command"
+        )
     if hosts and workers != len(hosts):
         raise UserError(f"--workers {workers} does not fit --hosts, which starts one worker on each host")
 

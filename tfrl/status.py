@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(markup=False, emoji=False, width=wide)
     longest = max(len(name) for name, *_ in rows)
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    table.add_column("run", overflow="fold", width=min(longest, max(_NAME, console.width - _OTHERS)))
+    table.add_column("run", overflow="fold", width=max(3, min(longest, max(_NAME, console.width - _OTHERS))))
     table.add_column("state", overflow="fold", min_width=7)  # "running"
     steps, score, speed = _titles(loaded)
     for title in (steps, "done", score, speed):

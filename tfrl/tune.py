@@ -78,8 +78,10 @@ def main(arguments: Sequence[str]) -> int:
     if not options.logdir or "\0" in options.logdir:
         raise UserError(f"--logdir must be a folder's path; got {options.logdir!r}.")
     logdir = Path(expand_home(options.logdir)).absolute()
+    follows_length = False
     for index, trial in enumerate(sweep.trials):
         config = sweep.config(trial)
+        follows_length |= getattr(config, "depends_on_length", False)
         _check_metric(sweep.metric, config)
         named = dataclasses.replace(config, logdir=str(logdir), run_name=trial_name(index))
         command_of(sweep.algorithm).check(named)
@@ -104,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
     with locked(logdir, does="sweeps", instead="--logdir"):
         _claim(logdir, sweep)
         _show(f"{len(sweep.trials)} trial(s), {options.parallel} at a time, in {logdir}")
-        if sweep.scheduler == "pbt" and config.depends_on_length:
+        if sweep.scheduler == "pbt" and follows_length:
             _show(
                 "warning: a schedule, such as that of the learning rate, begins anew in a trial that "
                 "continues from another one's weights; --lr-schedule constant makes trials comparable"

@@ -86,7 +86,11 @@ def off_policy(one):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, pytest.param({"rho_bar": 1.2, "c_bar": 0.8, "target_bound": 1.2}, marks=pytest.mark.long)],
+    [
+        {},
+        pytest.param({"rho_bar": 1.2, "c_bar": 0.8, "target_bound": 1.2}, marks=pytest.mark.long),
+        pytest.param({"normalize_advantages": "batch"}, marks=pytest.mark.long),
+    ],
 )
 def test_one_step_equals_a_float64_computation(learner, changes):
     sizes = {"num_minibatches": 1, "epochs": 1, "lr": 0.01, "entropy_coef": 0.1, "optimizer": "sgd"}

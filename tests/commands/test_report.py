@@ -187,6 +187,11 @@ def impossible_settings(run):
     (run / "config.yaml").write_text(text.replace("env: fruitbot", "env: pong"))
 
 
+def impossible_numbers(run):
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(re.sub(r"(num_envs|total_steps): [\d_]+", r"\1: 0", text))
+
+
 def without_progress(run):
     (run / "progress.csv").unlink()
 
@@ -224,6 +229,7 @@ NO_PROGRESS += [endless_line, infinite_progress]
         *itertools.product(COMMANDS, BROKEN),
         ("evaluate", impossible_settings),  # a report plays no env
         ("record", impossible_settings),
+        ("report", impossible_numbers),
     ],
 )
 def test_a_folder_that_is_no_run_gives_a_one_sentence_error(command, damage, tmp_path):
@@ -233,6 +239,13 @@ def test_a_folder_that_is_no_run_gives_a_one_sentence_error(command, damage, tmp
         importlib.import_module(f"tfrl.{command}").main([str(run)])
     assert "\n" not in str(error.value)
     assert run.name in str(error.value)
+
+
+def test_a_status_says_that_a_run_has_impossible_numbers(tmp_path, capsys):
+    run = make_run(tmp_path, total_steps=40_000)
+    impossible_numbers(run)
+    assert importlib.import_module("tfrl.status").main([str(tmp_path)]) == 0
+    assert "--total-steps must be at least 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("torso", ["nets_of_a_user:net", "nets_elsewhere:net", "__main__:<lambda>"])

@@ -96,20 +96,27 @@ def test_the_line_that_fails_at_the_import_of_a_users_module_is_named(tmp_path, 
     with pytest.raises(ValueError, match="JSONDecodeError: Expecting property name") as caught:
         find_facts(name)
     assert str(caught.value).endswith(f" ({path}:3)")
-    path.write_text("raise AttributeError('gone')\n")
+    path.write_text("raise AttributeError('gone')  # of another size, so that it is read again\n")
     with pytest.raises(ValueError, match=re.escape(f"AttributeError: gone) ({path}:1)")):
         callables.find("failing_import:Own")
 
 
 @pytest.mark.parametrize("name", ["noisy_import:Own", "noisy_import:CartPole-v1"])
-def test_a_users_module_that_imports_tensorflow_prints_no_start_up_lines(tmp_path, monkeypatch, capfd, name):
-    """A stand-in for TensorFlow writes its first line to the stderr of C++ code."""
-    lines = "I0000 00:00:1.2 3 port.cc:153] oneDNN custom operations are on\nof the user\n"
-    made = "import gymnasium\ndef Own(): return gymnasium.make('CartPole-v1')\n"
-    (tmp_path / "noisy_import.py").write_text(f"{made}import os\nos.write(2, {lines.encode()!r})\n")
+@pytest.mark.parametrize("imports", ["import tensorflow", "from keras import layers"])
+def test_a_users_module_that_imports_tensorflow_prints_only_its_own_lines(
+    tmp_path, monkeypatch, capfd, name, imports
+):
+    """Stand-ins for TensorFlow and Keras write TensorFlow's first line to the stderr of C++ code."""
+    line = b"I0000 00:00:1.2 3 port.cc:153] oneDNN custom operations are on\n"
+    (tmp_path / "tensorflow.py").write_text(f"import os\nos.write(2, {line!r})\n")
+    (tmp_path / "keras.py").write_text("import tensorflow\nlayers = None\n")
+    made = f"import gymnasium, os\n{imports}\ndef Own(): return gymnasium.make('CartPole-v1')\n"
+    (tmp_path / "noisy_import.py").write_text(f"{made}os.write(2, {line + line!r})\n")
     monkeypatch.syspath_prepend(tmp_path)
+    for module in ("tensorflow", "keras"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     find_facts(name)
-    assert sys.modules.pop("noisy_import") and capfd.readouterr().err == "of the user\n"
+    assert sys.modules.pop("noisy_import") and capfd.readouterr().err == 2 * line.decode()
 
 
 @pytest.mark.parametrize("limit", [None, 50])

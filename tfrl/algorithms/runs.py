@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import UserError
+from tfrl.cli.flags import check_ranges
 from tfrl.cli.settings import SETTINGS_FILE, algorithm_of
 from tfrl.envs.facts import remember_facts
 from tfrl.networks.weights import (
@@ -44,7 +45,8 @@ def folder_of(path: Path) -> Path:
 
 
 def read_settings(path: Path) -> RLSettings:
-    """The settings of the run in a folder, unchecked: a report needs neither its env nor its network.
+    """The settings of the run in a folder, of which only the numbers are checked: a report needs neither its
+    env nor its network.
 
     Raises UserError if there is no such folder, or it holds no settings of a run.
     """
@@ -62,7 +64,12 @@ def read_settings(path: Path) -> RLSettings:
             "with python -m resnet.evaluate, or start from its torso with --torso-weights."
         )
     remember_facts(path)
-    return from_yaml(path / SETTINGS_FILE)
+    config = from_yaml(path / SETTINGS_FILE)
+    try:
+        check_ranges(config)
+    except UserError as error:
+        raise UserError(f"{path / SETTINGS_FILE}: {error}") from None
+    return config
 
 
 def of_run(path: Path) -> RLSettings:

@@ -56,8 +56,13 @@ def place(trace: TracebackType | None, home: Path | None) -> str:
       home: the folder of the user's code. The last line there is named; without one, the last line of all.
     """
     frames = [frame for frame in traceback.extract_tb(trace)[1:] if not _imports(frame.filename)]
-    own = [frame for frame in frames if home and Path(frame.filename).is_relative_to(home)]
+    own = [frame for frame in frames if home and _is_in(Path(frame.filename), home)]
     return "".join(f" ({frame.filename}:{frame.lineno})" for frame in (own or frames)[-1:])
+
+
+def _is_in(file: Path, home: Path) -> bool:
+    """True for a file in a folder, but not in an environment of packages there."""
+    return file.is_relative_to(home) and "site-packages" not in file.relative_to(home).parts
 
 
 def _imports(file: str) -> bool:

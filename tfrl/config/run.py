@@ -581,9 +581,12 @@ def check_task(task: Task) -> None:
         )
     for name in () if modes or has_levels else ("num_levels", "start_level"):
         if getattr(task, name) != getattr(Task, name):
+            others, instead = "", ""
+            if hasattr(task, "level_replay"):
+                others = ', and with --level-replay for an env whose reset takes options["level"]'
+                instead = ", or give --level-replay"
             raise UserError(
-                f"{flag(name)} is only for procgen, and with --level-replay for an env whose reset takes "
-                f'options["level"]: leave it out for {task.env}, or give --level-replay.'
+                f"{flag(name)} is only for procgen{others}: leave it out for {task.env}{instead}."
             )
     if task.start_level + task.num_levels > MOST:
         raise UserError(

@@ -23,6 +23,7 @@ from tfrl.cli.streams import quiet_start
 
 _IMPORTABLE = re.compile(r"[\w.]+:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _LOCAL = re.compile(r"[\w.]+:.*[<(].*")  # module:function.<locals>.<lambda>, module:Class()
+_NEEDS_TENSORFLOW = re.compile(r"^\s*(import|from) (tensorflow|keras)\b", re.MULTILINE)
 _given: dict[str, Callable[..., Any]] = {}  # the callables that this process was given, by name
 
 
@@ -101,8 +102,8 @@ def find(name: str) -> Callable[..., Any]:
         )
     module, _, attribute = name.partition(":")
     try:
-        with importing(module):
-            imported = importlib.import_module(module)
+        import_tensorflow_for(module)
+        imported = importlib.import_module(module)
     except Exception as error:  # a user's module may raise anything
         is_absent = isinstance(error, ModuleNotFoundError) and error.name in (module, module.split(".")[0])
         more = place(error.__traceback__, home_of(module))
@@ -128,9 +129,19 @@ def as_module(name: str) -> str:
     return f"write {wanted}, and start the command in the module's folder" * (is_file and wanted != name)
 
 
-def importing(module: str) -> contextlib.AbstractContextManager[None]:
-    """The context to import a user's module in: if that imports TensorFlow, the start-up lines are hidden."""
-    return contextlib.nullcontext() if module in sys.modules else quiet_start()
+def import_tensorflow_for(module: str) -> None:
+    """Imports TensorFlow before a user's module that names it or Keras, to hide TensorFlow's start-up lines.
+
+    The output of the user's module itself is never held back.
+    """
+    if module in sys.modules or "tensorflow" in sys.modules or (home := home_of(module)) is None:
+        return
+    package, *rest = module.split(".")
+    files = [home.joinpath(*rest, "__init__.py"), home.joinpath(*(rest or [package])).with_suffix(".py")]
+    texts = [file.read_text(encoding="utf-8", errors="replace") for file in files if file.is_file()]
+    if any(_NEEDS_TENSORFLOW.search(text) for text in texts):
+        with quiet_start(), contextlib.suppress(ImportError):
+            importlib.import_module("tensorflow")
 
 
 def home_of(module: str) -> Path | None:

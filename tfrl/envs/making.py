@@ -180,7 +180,8 @@ def find_spec(env_id: str) -> registration.EnvSpec:
         module = plugin if importlib.util.find_spec(plugin) else ""
     if module:
         try:
-            with warnings.catch_warnings(), callables.importing(module), contextlib.ExitStack() as quiet:
+            callables.import_tensorflow_for(module)
+            with warnings.catch_warnings(), contextlib.ExitStack() as quiet:
                 warnings.simplefilter("ignore")
                 if module == _DM_CONTROL:  # it imports the old gym, which prints a banner
                     quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))

@@ -391,6 +391,7 @@ class TrainingRun(RunOfCallback[ConfigT]):
         self._evaluated_at = self.env_steps
         for callback in self._callbacks():
             callback.on_evaluation(self, self.evaluation)
+            check_metrics(callback, self.evaluation)
 
     def _callbacks(self) -> Iterator[Callback]:
         """All callbacks in order. Those of the user may take as long as they like."""
