@@ -308,12 +308,13 @@ def games_table(step: int, *, only_mean: bool = False) -> str:
 
 
 def variants_table() -> str:
-    """The returns of PPO's variants and of DAAC after 262,144 env steps.
+    """The returns of PPO's variants, of DAAC and of PPG after 262,144 env steps.
 
     Those while training are of the levels that were replayed, so there are evaluations on training levels.
     """
     ours = {name: _by_game(_runs_in(QUARTER / folder)) for name, folder in _VARIANTS.items()}
-    ours = {"PPO": _played(), **ours}
+    of_a_million = [run for game in _GAMES for run in kept("ppg", game)]
+    ours = {"PPO": _played(), **ours, "PPG": _by_game(_runs_in(QUARTER / "ppg") + of_a_million)}
     rows = []
     for title, level_set, evaluated in (
         ("while training", "train", False),
