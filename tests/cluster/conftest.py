@@ -8,7 +8,10 @@ from recipes import CLUSTER, write_tool
 
 @pytest.fixture
 def tools(tmp_path):
-    """A folder for PATH: `python` makes TF_CONFIG for real, and shows it instead of training."""
+    """A folder for PATH: `python` makes TF_CONFIG for real, and shows it instead of training.
+
+    EXIT_CODE has its exit code, or one for each node.
+    """
     folder = tmp_path / ".venv" / "bin"
     folder.mkdir(parents=True)
     (tmp_path / "cluster").symlink_to(CLUSTER)  # as in the image
@@ -16,6 +19,6 @@ def tools(tmp_path):
         folder / "python",
         f'if [ "$2" = cluster.tf_config ]; then exec {sys.executable} "$@"; fi\n'
         'echo "CPUS $SRUN_CPUS_PER_TASK"; echo "TRAIN $TF_CONFIG"; echo "ARGUMENTS $*"\n'
-        "exit ${EXIT_CODE:-0}\n",
+        'codes=(${EXIT_CODE:-0}); exit "${codes[SLURM_NODEID]:-${codes[0]}}"\n',
     )
     return folder

@@ -13,13 +13,31 @@ SLURM = (
 )
 SRUN = (
     "while [[ $1 == --* ]]; do shift; done\n"
-    'for SLURM_NODEID in 0 1 2; do export SLURM_NODEID; "$@" || code=$?; done; exit ${code:-0}\n'
+    "highest=0\n"
+    'for SLURM_NODEID in 0 1 2; do export SLURM_NODEID; "$@"; code=$?; '
+    "highest=$((code > highest ? code : highest)); done; exit $highest\n"
 )
+# One task in a process group of its own, which gets SIGTERM once its trainer runs.
+STOPPING_SRUN = """while [[ $1 == --* ]]; do shift; done
+set -m
+SLURM_NODEID=0 "$@" &
+until [ -e ready ]; do sleep 0.05; done
+kill -TERM -- -$!
+wait $!
+code=$?
+echo "TASK ENDED"
+exit "$code"
+"""
+SAVING_PYTHON = """if [ "$2" = cluster.tf_config ]; then exit; fi
+trap 'sleep 0.3; echo SAVED; exit 143' TERM
+touch ready
+while :; do sleep 0.05; done
+"""
 
 
-def run_sbatch(tools, **environ):
+def run_sbatch(tools, srun=SRUN, **environ):
     write_tool(tools / "scontrol", SLURM)
-    write_tool(tools / "srun", SRUN)
+    write_tool(tools / "srun", srun)
     environ = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "gpu[3-5]", **environ}
     command = ["bash", str(CLUSTER / "slurm" / "train.sbatch"), "--env", "big fish"]
     return run(command, tools, **environ)
@@ -44,6 +62,31 @@ def test_the_slurm_script_requeues_runs_that_can_continue(tools, code, restarts,
     done = run_sbatch(tools, EXIT_CODE=code, SLURM_RESTART_COUNT=restarts)
     assert done.returncode == int(code)
     assert ("requeued 123456" in done.stdout) == requeued
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "requeued"),
+    [
+        ("75 1 75", 1, False),
+        ("2 75 75", 2, False),
+        ("1 143 143", 1, False),
+        ("75 0 0", 75, True),
+        ("75 137 75", 137, True),
+        ("143 143 143", 143, True),
+    ],
+)
+def test_the_slurm_script_exits_with_the_code_of_the_worker_that_failed_first(tools, codes, code, requeued):
+    done = run_sbatch(tools, EXIT_CODE=codes)
+    assert done.returncode == code
+    assert ("requeued 123456" in done.stdout) == requeued
+
+
+def test_the_slurm_script_lets_a_stopped_worker_save(tools):
+    write_tool(tools / "python", SAVING_PYTHON)
+    done = run_sbatch(tools, srun=STOPPING_SRUN)
+    assert done.returncode == 143, done.stderr
+    assert "SAVED\nTASK ENDED\n" in done.stdout
+    assert "requeued 123456" in done.stdout
 
 
 def test_the_slurm_script_stops_without_a_node_list(tools):
