@@ -55,13 +55,24 @@ def test_the_slurm_script_makes_tf_config_from_the_node_list(tools):
 
 
 @pytest.mark.parametrize(
-    ("code", "restarts", "requeued"),
-    [("143", "9", True), ("75", "0", True), ("137", "2", True), ("75", "3", False), ("2", "0", False)],
+    ("codes", "requeues"),
+    [
+        (["75", "137", "139", "75"], [True, True, True, False]),
+        (["143"] * 5 + ["75"], [True] * 6),
+        (["75", "143", "75", "143", "75", "143", "75"], [True] * 6 + [False]),
+        (["75", "2"], [True, False]),
+    ],
 )
-def test_the_slurm_script_requeues_runs_that_can_continue(tools, code, restarts, requeued):
-    done = run_sbatch(tools, EXIT_CODE=code, SLURM_RESTART_COUNT=restarts)
-    assert done.returncode == int(code)
-    assert ("requeued 123456" in done.stdout) == requeued
+@pytest.mark.parametrize("script", ["train", "ray"])
+def test_the_slurm_scripts_requeue_three_losses_and_each_stop(tools, script, codes, requeues):
+    found = []
+    for restarts, code in enumerate(codes):
+        environ = {"EXIT_CODE": code, "SLURM_RESTART_COUNT": str(restarts)}
+        done = run_sbatch(tools, **environ) if script == "train" else run_ray_sbatch(tools, **environ)[0]
+        assert done.returncode == int(code)
+        found.append("requeued 123456" in done.stdout)
+    assert found == requeues
+    assert (tools.parents[1] / "logs" / "slurm-123456.failures").exists() == requeues[-1]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +128,7 @@ def run_ray_sbatch(tools, *flags, **environ):
     write_tool(tools / "srun", f"echo cpus-per-task $SRUN_CPUS_PER_TASK >>srun\n{SRUN}")
     write_tool(tools / "python", RAY_PYTHON)
     write_tool(tools / "ray", 'echo "RAY $RAY_AUTH_MODE $(cat "$RAY_AUTH_TOKEN_PATH") $*" >>nodes\n')
-    (tools.parents[1] / "nodes").touch()
+    (tools.parents[1] / "nodes").write_text("")
     environ |= {"SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "gpu[3-5]", "SLURM_JOB_NUM_NODES": "3"}
     command = ["bash", str(CLUSTER / "slurm" / "ray.sbatch"), *flags, "--env", "big fish"]
     done = run(command, tools, **environ, SLURM_CPUS_PER_TASK="16")
