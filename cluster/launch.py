@@ -277,6 +277,7 @@ def launch(
             break
         about = {LAUNCH: launch_id} | ({RESTARTED: str(restarts)} if restarts else {})
         places = [replace(place, environment={**place.environment, **about}) for place in places]
+        output.forget_errors()
         team = Team(places, command, output)
         try:
             culprit, code, told = attend(team, stop, grace)
@@ -511,7 +512,8 @@ class Output:
     """Writes the chief's lines unchanged, and every other worker's lines after its number: "[1] ...".
 
     Whole lines are written, so that the lines of two workers never mix. The same error from several workers
-    is written once. If a stream's reader goes away, the workers continue, and their output is lost.
+    is written once in each attempt. If a stream's reader goes away, the workers continue, and their output is
+    lost.
     """
 
     def __init__(self, stdout: BinaryIO, stderr: BinaryIO) -> None:
@@ -532,6 +534,11 @@ class Output:
                 if line.startswith(b"error: "):
                     self._errors.add(line)
                 self._put(stream, (b"[%d] " % worker if worker else b"") + line)
+
+    def forget_errors(self) -> None:
+        """Lets the next workers write errors that earlier ones have written."""
+        with self._lock:
+            self._errors.clear()
 
     def end(self, worker: int) -> None:
         """Writes the lines that the worker left unfinished when it ended."""

@@ -172,6 +172,13 @@ note("done")
     assert len(launch.pids(0)) == 2 and launch.notes(0)[-1] == "done"
 
 
+def test_each_attempt_shows_its_error_once(tmp_path):
+    program = 'all_started(); print("error: the peers did not come", file=sys.stderr); sys.exit(75)'
+    code, _, err = Launch(tmp_path, program, "--max-restarts", "1").end()
+    assert code == 1
+    assert err.count("error: the peers did not come") == 2
+
+
 def test_bad_settings_are_reported_once_and_not_restarted(tmp_path):
     launch = Launch(tmp_path, 'print("error: --lr is -1", file=sys.stderr); sys.exit(2)')
     code, _, err = launch.end()
