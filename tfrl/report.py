@@ -163,6 +163,8 @@ def _place(options: Options, words: Sequence[str], paths: Sequence[Path]) -> Pat
 def write_supervised(loaded: Sequence[SupervisedRun], out: Path) -> Path:
     """Writes `out/report.html` and `out/plots/training.png` about supervised runs. Returns the page's path.
 
+    If runs have the same settings and seed, only the longest one counts, with a warning on stderr.
+
     Raises UserError if a run has no progress yet, or the folder cannot be written.
     """
     from tfrl.reporting import supervised  # matplotlib takes a second
@@ -170,11 +172,16 @@ def write_supervised(loaded: Sequence[SupervisedRun], out: Path) -> Path:
     if not all(run.images for run in loaded):
         empty = next(run.path for run in loaded if not run.images)
         raise UserError(f"{empty} has no row in its progress.csv yet, so there is nothing to report.")
+    repeated = supervised.repeated(loaded)
+    counted = [run for run in loaded if run.path not in repeated]
+    found = [run_folders.ignored(run, repeated[run.path]) for run in loaded if run.path in repeated]
+    for note in found:
+        tell(f"warning: {note}")
     picture, written = out / "plots" / "training.png", out / "report.html"
     try:
         files.make_folder(picture.parent)
         with files.replacing(picture) as staged:
-            supervised.curves(loaded).savefig(staged)
+            supervised.curves(counted).savefig(staged)
         names = dict.fromkeys(f"{run.config.model} on {run.config.dataset}" for run in loaded)
         title = f"tfrl report: {next(iter(names)) if len(names) == 1 else _count(len(loaded), 'run')}"
         data = base64.b64encode(picture.read_bytes()).decode()
@@ -182,12 +189,13 @@ def write_supervised(loaded: Sequence[SupervisedRun], out: Path) -> Path:
         differing = supervised.differences(loaded)
         settings = [{"setting": flag(name), "value": v} for name, v in loaded[0].settings.items()]
         differences = [
-            {"setting": flag(name), **dict(zip((run.path.name for run in loaded), values, strict=True))}
+            {"setting": flag(name), **dict(zip(run_names(loaded), values, strict=True))}
             for name, values in differing.items()
         ]
         parts = [
+            _notes(found),
             "<h2>Results</h2>",
-            _table(supervised.result_rows(loaded)),
+            _table(supervised.result_rows(counted)),
             f"<h2>While training</h2><figure>{image}",
             "<figcaption>Thin lines: training rows; others: tests after each epoch.</figcaption></figure>",
             "<h2>Settings</h2>",
@@ -253,10 +261,7 @@ def notes(groups: Sequence[Group]) -> list[str]:
     for g in groups:
         for run in g.repeated:
             (kept,) = (other for other in g.runs if other.config.seed == run.config.seed)
-            found.append(
-                f"{run.path} is ignored: it has the same settings and the same seed, {run.config.seed}, as "
-                f"{kept.path}."
-            )
+            found.append(run_folders.ignored(run, kept))
         if len({run.env_steps for run in g.runs}) > 1:
             states = [(r.config.seed, r.env_steps, "" if r.is_done else " (not finished)") for r in g.runs]
             reached = ", ".join(f"{seed} at {steps:,}{state}" for seed, steps, state in states)
@@ -296,9 +301,8 @@ def render(runs: Sequence[StoredRun], groups: Sequence[Group], pictures: Mapping
         f'<p class="small">{_count(len(counted), "run")}, {_count(seeds, "seed")}, made {made} by tfrl '
         f"{_text(__version__)}</p>"
     ]
-    if found := notes(groups):
-        parts.append(f"<ul class='notes'>{''.join(f'<li>{_text(note)}</li>' for note in found)}</ul>")
     parts += [
+        _notes(notes(groups)),
         "<h2>Results</h2>",
         _table(_results(groups)),
         _table(_aggregates(groups)),
@@ -531,12 +535,16 @@ def _run_rows(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
         }
         row["hours"] = _number(seconds / 3600 if isinstance(seconds, int | float) else None)
         row |= {"env steps/s": _number(run.speed, 0), "precision": run.precision}
-        workers, replicas = done.get("workers"), done.get("replicas")  # these are of all workers
-        each = replicas // workers if workers and replicas else "?"
-        row["workers x replicas"] = f"{workers or '?'} x {each}"
+        row["workers x replicas"] = run_folders.workers_and_replicas(done)
         rows.append(row | {"weights": str(done.get("weights_sha256", "-"))[:12]})
     # An env without unseen levels has no return there, and one with levels has no other evaluation.
     return [{name: row.get(name, "") for each in rows for name in each} for row in rows]
+
+
+def _notes(found: Sequence[str]) -> str:
+    """Returns a list of sentences; "" without any."""
+    items = "".join(f"<li>{_text(note)}</li>" for note in found)
+    return f"<ul class='notes'>{items}</ul>" if items else ""
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> str:

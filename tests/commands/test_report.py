@@ -374,8 +374,8 @@ def test_a_command_ends_with_one_sentence_and_exit_code_2_before_tensorflow(tmp_
     assert [line for line in done.stderr.splitlines() if line.startswith("error:")]
 
 
-def supervised_run(folder, *, older=False):
-    config = supervised.Config(logdir=str(folder))
+def supervised_run(folder, *, older=False, **changes):
+    config = supervised.Config(logdir=str(folder), **changes)
     config.run_dir.mkdir(parents=True)
     text = to_yaml(config)
     (config.run_dir / "config.yaml").write_text(text.replace("algorithm: resnet\n", "") if older else text)
@@ -401,6 +401,50 @@ def test_a_supervised_run_beside_others_is_skipped(tmp_path, capsys):
     shutil.rmtree(ours)
     assert runs.find([tmp_path]) == [other]
     assert not capsys.readouterr().err
+
+
+def reported(tmp_path, *paths):
+    """The rows of the page's tables about supervised runs, each row as the texts of its cells."""
+    assert report.main([*map(str, paths), "--out", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    return page, [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
+
+
+def trained_run(folder, images=(32, 64), results=None, **changes):
+    run = supervised_run(folder, **changes)
+    rows = "".join(f"{at},1,0.5\n" for at in images)
+    (run / "progress.csv").write_text(f"images,epoch,test/accuracy\n{rows}")
+    if results is not None:
+        (run / "results.json").write_text(json.dumps(results | {"images": images[-1]}))
+    return run
+
+
+def test_a_copy_of_a_supervised_run_is_no_seed(tmp_path, capsys):
+    first = trained_run(tmp_path, run_name="first", images=(32,))
+    longer, other = trained_run(tmp_path, run_name="longer"), trained_run(tmp_path, run_name="other", seed=2)
+    page, rows = reported(tmp_path, first, longer, other)
+    assert rows[1][:3] == ["resnet-mini on procgen_frames/games", "2", "64"]
+    note = f"{first} is ignored: it has the same settings and the same seed, 1, as {longer}."
+    assert note in page and capsys.readouterr().err == f"warning: {note}\n"
+
+
+def test_settings_without_influence_do_not_split_the_seeds_of_supervised_runs(tmp_path):
+    every = [trained_run(tmp_path, run_name=f"run-{at}", seed=at, log_every=at) for at in (1, 2)]
+    rows = reported(tmp_path, *every)[1]
+    assert rows[1][:2] == ["resnet-mini on procgen_frames/games", "2"]
+    assert ["--log-every", "1", "2"] in rows
+
+
+def test_supervised_runs_of_one_name_have_columns_of_their_own(tmp_path):
+    every = [trained_run(tmp_path / at, run_name="r", lr=lr) for at, lr in (("a", 0.1), ("b", 0.2))]
+    rows = reported(tmp_path, *every)[1]
+    assert ["setting", *map(str, every)] in rows and ["--lr", "0.1", "0.2"] in rows
+
+
+def test_the_replicas_of_a_supervised_run_are_those_of_each_worker(tmp_path):
+    rows = reported(tmp_path, trained_run(tmp_path, results={"workers": 2, "replicas": 4}))[1]
+    header, row = rows[-2:]
+    assert row[header.index("workers x replicas")] == "2 x 2"
 
 
 def test_a_missing_folder_is_named_beside_a_supervised_run(tmp_path):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from tfrl.envs.published import normalized_return, published_curve
 from tfrl.envs.registry import LEVEL_SETS, TRAIN, family
 from tfrl.run.folder import DATA_FILE, read_json, read_results
 from tfrl.run.metrics import LEVELS_FILE, PROGRESS_FILE
+
+if TYPE_CHECKING:
+    from tfrl.reporting.supervised import SupervisedRun
 
 STEPS, IMAGES = "env_steps", "images"
 SPEED = "time/env_steps_per_second"
@@ -381,10 +384,22 @@ def steps_title(runs: Iterable[StoredRun]) -> str:
     return " or ".join(dict.fromkeys(run.config.counts for run in runs))
 
 
-def run_names(runs: Sequence[StoredRun]) -> list[str]:
+def run_names(runs: Sequence[StoredRun | SupervisedRun]) -> list[str]:
     """The names of runs, or their paths if two have the same name."""
     names = [run.name for run in runs]
     return names if len({*names}) == len(names) else [str(run.path) for run in runs]
+
+
+def workers_and_replicas(results: Mapping[str, Any]) -> str:
+    """The workers of a run, and the replicas of each: "2 x 4", with "?" for an unknown number."""
+    workers, replicas = results.get("workers"), results.get("replicas")  # these are of all workers
+    return f"{workers or '?'} x {replicas // workers if workers and replicas else '?'}"
+
+
+def ignored(run: StoredRun | SupervisedRun, kept: StoredRun | SupervisedRun) -> str:
+    """The sentence for a run that does not count, because `kept` has its settings and its seed."""
+    seed = run.config.seed
+    return f"{run.path} is ignored: it has the same settings and the same seed, {seed}, as {kept.path}."
 
 
 def differences(runs: Sequence[StoredRun]) -> dict[str, list[str]]:

@@ -20,7 +20,6 @@ from tfrl.reporting import plots, runs
 from tfrl.run.folder import read_results
 from tfrl.run.metrics import PROGRESS_FILE
 
-_NO_VARIANT = ("seed", "logdir", "run_name", "resume", "callbacks")
 _PANELS = {
     "accuracy": ("train/accuracy", "test/accuracy"),
     "loss": ("train/loss", "test/loss"),
@@ -46,6 +45,11 @@ class SupervisedRun:
     config: Any
     progress: dict[str, np.ndarray]
     results: dict[str, Any] | None
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.resolve().name
 
     @property
     def images(self) -> int:
@@ -113,8 +117,12 @@ def differences(loaded: Sequence[SupervisedRun]) -> dict[str, list[str]]:
 
 
 def variants(loaded: Sequence[SupervisedRun]) -> list[str]:
-    """The variant of each run in words: the settings besides the seed that distinguish it, or its model."""
-    names = [name for name in differences(loaded) if name not in _NO_VARIANT]
+    """The variant of each run in words: the settings besides the seed that distinguish it, or its model.
+
+    Settings that do not change the result are left out.
+    """
+    names = differences(loaded).keys() - {"seed"} - loaded[0].config.may_change
+    names = [name for name in loaded[0].settings if name in names]
     texts = [run.settings for run in loaded]
     labels = [", ".join(f"{flag(name)[2:]} {text[name]}" for name in names) for text in texts]
     return [
@@ -123,8 +131,21 @@ def variants(loaded: Sequence[SupervisedRun]) -> list[str]:
     ]
 
 
+def repeated(loaded: Sequence[SupervisedRun]) -> dict[Path, SupervisedRun]:
+    """The runs with the variant and the seed of a longer one, such as copies: the longer run by the path."""
+    farthest: dict[tuple[str, int], SupervisedRun] = {}
+    keys = [(label, run.config.seed) for run, label in zip(loaded, variants(loaded), strict=True)]
+    pairs = list(zip(keys, loaded, strict=True))
+    for key, run in sorted(pairs, key=lambda pair: (pair[1].is_done, pair[1].images), reverse=True):
+        farthest.setdefault(key, run)
+    return {run.path: farthest[key] for key, run in pairs if farthest[key] is not run}
+
+
 def result_rows(loaded: Sequence[SupervisedRun]) -> list[dict[str, str]]:
-    """A row for each variant: means over its seeds, with standard deviations where there are several."""
+    """A row for each variant: means over its seeds, with standard deviations where there are several.
+
+    `loaded` has one run for each seed.
+    """
     groups: dict[str, list[SupervisedRun]] = {}
     for run, label in zip(loaded, variants(loaded), strict=True):
         groups.setdefault(label, []).append(run)
@@ -156,7 +177,7 @@ def run_rows(loaded: Sequence[SupervisedRun]) -> list[dict[str, str]]:
         row["test accuracy"] = _mean([run.last("test/accuracy")])
         row["images/s"] = _mean([run.last("time/images_per_second")], "{:,.0f}")
         row["precision"] = str(done.get("precision", config.precision))
-        row["workers x replicas"] = f"{done.get('workers', '?')} x {done.get('replicas', '?')}"
+        row["workers x replicas"] = runs.workers_and_replicas(done)
         rows.append(row | {"weights": str(done.get("weights_sha256", "-"))[:12]})
     return rows
 
