@@ -165,6 +165,33 @@ def test_tensorboard_has_curves_hyperparameters_and_settings(logdir):
     assert {"_hparams_/session_start_info", "settings"} <= tags
 
 
+def test_tensorboard_keeps_hyperparameters_and_weights_of_a_run_that_stopped_before_its_first_step(
+    small, tmp_path, monkeypatch
+):
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+
+    def stop(session):
+        raise Stopped(143)
+
+    config = small(
+        logdir=str(tmp_path), total_steps=128, eval_episodes=2, eval_at_start=True, histograms_every=1
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "raise_if_stopped", stop)
+        assert train(config) == 143
+    assert list((config.run_dir / "checkpoints").iterdir())
+    (events,) = config.run_dir.glob("events.out.tfevents.*")
+    events.rename(config.run_dir / "events.out.tfevents.0.earlier.tfrl")  # as if it had another process
+    assert train(config) == 0
+    events = EventAccumulator(str(config.run_dir)).Reload()
+    for tag in ("_hparams_/session_start_info", "settings", "command"):
+        assert [event.step for event in events.Tensors(tag)] == [0], tag
+    histograms = [tag for tag in events.Tags()["tensors"] if tag.startswith("weights/")]
+    assert histograms
+    for tag in (*histograms, "eval_test/return"):
+        assert [event.step for event in events.Tensors(tag)] == [0, 128], tag
+
+
 def test_tensorboard_has_the_graph_histograms_and_pictures_of_kernels(logdir):
     from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray

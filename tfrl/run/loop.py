@@ -131,7 +131,7 @@ class Learner(ABC):
         """The learner's own rows of the table before training."""
 
     def describe(self, writer: MetricsWriter | NullMetricsWriter) -> None:
-        """Writes the settings of a new run for TensorBoard."""
+        """Writes the settings for TensorBoard where its curves begin."""
 
     @abstractmethod
     def completed(self, stopped: str | None) -> str:
@@ -472,7 +472,7 @@ class TrainingRun(RunOfCallback[ConfigT]):
             episodes_until=None if found is None or not learner.continues_cut else self.env_steps,
             step_column=learner.step_column,
         )
-        if session.found is None:
+        if session.begins_curves:
             learner.describe(session.writer)
         # The row of an update is written after its evaluation.
         rows = self.env_steps if self._pending is None else self._before[1]

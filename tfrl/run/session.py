@@ -70,6 +70,8 @@ class Session:
     Attributes:
       runtime, console, stop, watchdog: as given.
       writer: the writer of metrics, after `open_folder`.
+      begins_curves: True if the curves of TensorBoard begin anew, after `open_folder`: in a new run, and in
+        one that resumes before its first step.
       step: the number of finished steps, which are updates in RL.
       seconds: the training time in all processes of the run.
       found: the checkpoint from which this process resumed, or None.
@@ -93,6 +95,7 @@ class Session:
         self.stop = stop
         self.watchdog = watchdog
         self.writer: MetricsWriter | NullMetricsWriter = NullMetricsWriter()
+        self.begins_curves = False
         self.step = 0
         self.seconds = 0.0
         self.found: SavedState | None = None
@@ -261,9 +264,10 @@ class Session:
           episodes_until: the same for episodes.csv; None: the steps of the checkpoint.
           step_column: the name of the first column.
         """
+        self.begins_curves = rows_until is None or rows_until < 0
         if not self.runtime.is_chief:
             return
-        run, found = self._config.run_dir, self.found
+        run = self._config.run_dir
         # The resolved precision, because `auto` may differ on the machine that resumes the run.
         settings = to_yaml(dataclasses.replace(self._config, precision=self.runtime.precision))
         try:
@@ -273,8 +277,8 @@ class Session:
         except OSError as error:
             raise UserError(f"cannot write in {run}: {files.reason(error)}") from None
         self.needed.add(SETTINGS_FILE)
-        if episodes_until is None and found is not None:
-            episodes_until = found.env_steps
+        if episodes_until is None and self.found is not None:
+            episodes_until = self.found.env_steps
         self.writer = MetricsWriter(
             run,
             columns,
@@ -283,7 +287,7 @@ class Session:
             step_column=step_column,
             episodes_until=episodes_until,
         )
-        if found is None:
+        if self.begins_curves:
             self.writer.describe(settings)
 
     # The end

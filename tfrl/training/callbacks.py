@@ -338,8 +338,8 @@ class WeightSummaries(Callback):
         self._written = -1  # the intervals at the last summaries
 
     def on_start(self, run: RunOfCallback) -> None:
-        """Writes the graph and the first weights of a new run."""
-        if self._session.found is not None:
+        """Writes the graph and the first weights where the curves begin."""
+        if not self._session.begins_curves:
             self._written = run.updates // max(1, self._every)
         elif run.is_chief and self._graph is not None:
             self._session.writer.graph(self._graph())

@@ -335,7 +335,7 @@ class EnvLearner(Learner):
         )
 
     def describe(self, writer: MetricsWriter | NullMetricsWriter) -> None:
-        """Writes the settings of a new run for TensorBoard."""
+        """Writes the settings for TensorBoard where its curves begin."""
         resolved = dataclasses.replace(self._config, precision=self._runtime.precision)
         writer.hyperparameters(hyperparameters(resolved))
 
