@@ -32,7 +32,11 @@ def main() -> None:
     parser.add_argument("--ray-address")
     own, flags = parser.parse_known_args()  # all others are those of python -m tfrl.sac
     config = reader("sac").parse(["--num-envs", "4", "--total-steps", "12000", *flags])
-
+    if own.workers < 1 or config.num_envs % own.workers:
+        parser.exit(2, f"error: --num-envs {config.num_envs} must be divisible by --workers {own.workers}.\n")
+    if own.replay_shards < 1 or own.workers % own.replay_shards:
+        shards = f"--replay-shards {own.replay_shards}"
+        parser.exit(2, f"error: --workers {own.workers} must be divisible by {shards}.\n")
     if importlib.util.find_spec("ray") is None:
         parser.exit(2, f"error: this example needs Ray, which is not installed: {how_to_install('ray')}\n")
     if own.ray_address:

@@ -45,6 +45,24 @@ def test_updates_without_an_episode_cost_the_example_no_patience():
     assert metrics["plateau/updates_since"] == 0
 
 
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--workers 3", "--num-envs 4 must be divisible by --workers 3."),
+        ("--workers 0", "--num-envs 4 must be divisible by --workers 0."),
+        ("--workers 4 --replay-shards 3", "--workers 4 must be divisible by --replay-shards 3."),
+        ("--workers 2 --replay-shards 4", "--workers 2 must be divisible by --replay-shards 4."),
+    ],
+)
+def test_the_example_of_blocks_refuses_shares_that_are_not_whole(monkeypatch, capsys, flags, sentence):
+    monkeypatch.setattr(sys, "argv", ["ray_blocks.py", *flags.split()])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # without Ray it ends here
+    main = runpy.run_path(str(ROOT / "examples" / "ray_blocks.py"))["main"]
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err == f"error: {sentence}\n"
+
+
 def test_own_algorithms_are_short():
     assert len((ROOT / "examples" / "own_algorithm.py").read_text().splitlines()) < 80
 
