@@ -53,7 +53,7 @@ class KerasCallback(Callback):
         self._steps = 0  # the run's at the last row
         self._sums = np.zeros(1 + len(_SCORES))  # steps of the epoch so far, and sums of their scores
         self._logs: dict[str, float] = {}
-        self._restored: Mapping[str, Any] = {}
+        self._restored: Mapping[str, Any] | None = None  # attributes from a checkpoint
 
     def on_start(self, run: RunOfCallback[Config]) -> None:
         """Begins the training, and the first epoch of a new run."""
@@ -67,7 +67,10 @@ class KerasCallback(Callback):
             self._callback.set_model(self._model)
         begins = not run.updates
         self._call(run, "on_train_begin", {})
-        vars(self._callback).update(self._restored)
+        if self._restored is None:  # the run may be older than the callback
+            self._steps = run.updates
+        else:
+            vars(self._callback).update(self._restored)
         if begins:
             self._call(run, "on_epoch_begin", 0, {})
 

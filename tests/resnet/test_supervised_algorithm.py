@@ -193,6 +193,15 @@ def test_an_epochs_loss_is_the_mean_of_its_steps(logs):
     assert found == pytest.approx([wanted], rel=1e-6)
 
 
+def test_a_callback_that_is_added_at_a_resume_weighs_the_steps_that_it_has_seen(logs):
+    assert run(logs, "added", epochs=1, stop_at=2) == (130, None)
+    found = []
+    note = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: found.append(logs["loss"]))
+    run(logs, "added", note, epochs=1)
+    losses = [float(row["train/loss"]) for row in rows_of(logs / "added")]  # of 2, 1, 1 and 1 steps
+    assert len(losses) == 4 and found == pytest.approx([np.mean(losses[1:])], rel=1e-6)
+
+
 @pytest.mark.long
 def test_keras_callbacks_change_the_learning_rate_and_stop_exactly_as_if_never_stopped(logs):
     """Reduces the rate after every epoch, which never improves by 9, and stops after the fourth."""
