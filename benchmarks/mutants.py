@@ -90,7 +90,7 @@ MUTANTS = (
     Mutant("replay: the newest row is never drawn", _REPLAY, "count = len(self) - self._n_step + 1\n", "count = len(self) - self._n_step\n", _TEST_REPLAY),
     Mutant("replay: half a window is drawn", _REPLAY, "            tree.set(gone, 0.0)\n", "", _TEST_REPLAY),
     Mutant("replay: weights the other way", _REPLAY, "/ least) ** -beta)", "/ least) ** beta)", _TEST_REPLAY),
-    Mutant("replay: a shard is left out", _REPLAY, "        for shard in mine:\n            self._take_in(shard)\n", "        for shard in mine[1:]:\n            self._take_in(shard)\n", _TEST_REPLAY),
+    Mutant("replay: a shard is left out", _REPLAY, "        for shard in self._shards:  #", "        for shard in self._shards[1:]:  #", _TEST_REPLAY),
     Mutant("discrete actions: the last is never drawn", "tfrl/networks/numpy_policy.py", "return parameters.argmax(axis=1)", "return parameters[:, :-1].argmax(axis=1)", _TEST_AGENT + " " + _TEST_DISTRIBUTIONS),
     Mutant("continuous actions: no correction of tanh", _DISTRIBUTIONS, "self._log_normal(standard) - (above + below)", "self._log_normal(standard)", _TEST_DISTRIBUTIONS),
     Mutant("continuous actions: entropy of the normal", _DISTRIBUTIONS, "(LOG_SQRT_2_PI + 0.5) + correction", "(LOG_SQRT_2_PI + 0.5)", _TEST_DISTRIBUTIONS),
