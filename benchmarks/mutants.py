@@ -95,7 +95,7 @@ MUTANTS = (
     Mutant("continuous actions: no correction of tanh", _DISTRIBUTIONS, "self._log_normal(standard) - (above + below)", "self._log_normal(standard)", _TEST_DISTRIBUTIONS),
     Mutant("continuous actions: entropy of the normal", _DISTRIBUTIONS, "(LOG_SQRT_2_PI + 0.5) + correction", "(LOG_SQRT_2_PI + 0.5)", _TEST_DISTRIBUTIONS),
     Mutant("IMPACT: the ratio is not bounded", "tfrl/algorithms/impact.py", "np.maximum(log_probs, acted - np.float32(math.log(self._config.target_bound)))", "log_probs", "tests/agents/test_impact.py"),
-    Mutant("IMPACT: V-trace without its ratios", "tfrl/algorithms/impact.py", "self._raised = log_probs - acted, old", "self._raised = 0 * acted, old", "tests/agents/test_impact.py"),
+    Mutant("IMPACT: V-trace without its ratios", "tfrl/algorithms/impact.py", "_LOG_RATIO: log_probs - acted", "_LOG_RATIO: 0 * acted", "tests/agents/test_impact.py"),
     Mutant("IMPACT: the KL with the bound", "tfrl/algorithms/impact.py", "- samples.log_probs + raised", "- samples.log_probs", "tests/agents/test_impact.py"),
     Mutant("IMPACT: the values of the policy that acted", "tfrl/algorithms/impact.py", '"log_prob": old, "value": values}', '"log_prob": old}', "tests/agents/test_impact.py"),
     Mutant("IMPALA: neighbours in place of every n-th env", "tfrl/algorithms/impala.py", "index + config.num_minibatches * tf.range(rows)", "index * rows + tf.range(rows)", "tests/agents/test_impala.py"),

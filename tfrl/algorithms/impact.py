@@ -41,6 +41,8 @@ from tfrl.workers.strategy import Runtime
 
 _ROWS_A_CALL = 4096
 """Rows of one pass of the target policy: on GPUs, a pass has the activations of all its rows in memory."""
+_LOG_RATIO, _RAISED = "log_ratio", "raised"
+"""Extras of a rollout, float32 [R, T, B]: log pi' - log mu, and the log of max(pi', mu / bound) / pi'."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,6 @@ class IMPACTAgent(PPOAgent):
         super().__init__(config, runtime)
         compiles = self.uses_xla or runtime.uses_gpu
         self._vtrace = graph(returns.vtrace, jit_compile=True) if compiles else returns.vtrace
-        # Of the rollout, float32 [R, T, B]: log pi' - log mu, and the log of max(pi', mu / bound) / pi'.
-        self._log_ratios = self._raised = np.zeros(0, np.float32)
 
     def update(
         self, rollout: Rollout, number: int, on_step: Callable[[int], None] = lambda done: None
@@ -114,8 +114,8 @@ class IMPACTAgent(PPOAgent):
         acted = rollout.extras["log_prob"]
         log_probs, values = self._target(rollout)
         old = np.maximum(log_probs, acted - np.float32(math.log(self._config.target_bound)))
-        self._log_ratios, self._raised = log_probs - acted, old - log_probs
         extras = {**rollout.extras, "log_prob": old, "value": values}
+        extras |= {_LOG_RATIO: log_probs - acted, _RAISED: old - log_probs}
         return super().update(dataclasses.replace(rollout, extras=extras), number, on_step)
 
     def _target(self, rollout: Rollout) -> tuple[np.ndarray, np.ndarray]:
@@ -135,8 +135,8 @@ class IMPACTAgent(PPOAgent):
         parameters, values, *_ = self.acting.outputs(observations)
         return self.network.distribution(parameters).log_prob(actions), values
 
-    def _correction(self) -> tuple[np.ndarray, ...]:
-        return (self._log_ratios,)
+    def _correction(self, rollout: Rollout) -> tuple[np.ndarray, ...]:
+        return (rollout.extras[_LOG_RATIO],)
 
     def _advantages(
         self,
@@ -167,7 +167,7 @@ class IMPACTAgent(PPOAgent):
     def _extra_inputs(self, rollout: Rollout, number: int) -> tuple[np.ndarray, ...]:
         """V-trace's rho of each sample, and the log of max(pi', mu / bound) / pi'."""
         most = np.float32(math.log(self._config.rho_bar))
-        return np.exp(np.minimum(self._log_ratios, most)), self._raised
+        return np.exp(np.minimum(rollout.extras[_LOG_RATIO], most)), rollout.extras[_RAISED]
 
     def _losses(
         self, weights: Weights, samples: Samples, index: tf.Tensor, outputs: Sequence[tf.Tensor] | None = None

@@ -674,7 +674,7 @@ class PPOAgent(ActorCriticAgent):
         final_values = self.final_values(rollout)
         fields = (rollout.rewards, rollout.first, rollout.truncated, values[:, :-1], values[:, -1])
         per_replica = self._runtime.per_replica
-        correction = map(per_replica, self._correction())
+        correction = map(per_replica, self._correction(rollout))
         return self._estimate(*map(per_replica, (*fields, final_values)), starts, *correction)
 
     @compiled()
@@ -744,7 +744,7 @@ class PPOAgent(ActorCriticAgent):
         """The baseline times the same weights of a minibatch, float32 [b] or []."""
         return baseline
 
-    def _correction(self) -> tuple[np.ndarray, ...]:
+    def _correction(self, rollout: Rollout) -> tuple[np.ndarray, ...]:
         """Further inputs of `_advantages`, [R, T, B] each."""
         return ()
 
