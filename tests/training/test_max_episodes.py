@@ -4,6 +4,7 @@ import csv
 import json
 import re
 
+import numpy as np
 import pytest
 from refusals import refusal
 
@@ -24,7 +25,14 @@ SMALL = {
     },
     "reinforce": ROLLOUT,
     "impala": {**ROLLOUT, "num_steps": 32, "lag": 1, "preset": "gymnasium", "lr_schedule": "constant"},
-    "dqn": {**ROLLOUT, "iteration_steps": 400, "learning_starts": 100, "train_every": 32, "batch_size": 32},
+    "dqn": {
+        **ROLLOUT,
+        "iteration_steps": 400,
+        "learning_starts": 100,
+        "train_every": 32,
+        "batch_size": 32,
+        "lr_schedule": "linear",
+    },
 }
 SMALL["dqn-lag"] = {**SMALL["dqn"], "lag": 1}
 
@@ -58,6 +66,8 @@ def test_a_run_ends_at_the_env_step_of_the_last_episode(tmp_path, algorithm):
     assert 23 <= found["episodes"] < 23 + 4
     assert found["env_steps"] == run.progress["env_steps"][-1]
     assert run.progress["rollout/episodes"][-1] == found["episodes"] == len(episodes_of(run))
+    rates = run.progress["train/learning_rate"]
+    assert np.nanmax(rates) == rates[0]
     each = {"ppo": 128, "impala": 128, "dqn": 400, "dqn-lag": 400}.get(algorithm)
     if each is not None:
         assert found["env_steps"] % 4 == 0 and found["env_steps"] % each != 0
@@ -70,8 +80,8 @@ def test_a_run_ends_at_the_env_step_of_the_last_episode(tmp_path, algorithm):
     "algorithm",
     [
         pytest.param("ppo", marks=[pytest.mark.long, pytest.mark.promise]),
-        *(pytest.param(n, marks=pytest.mark.long) for n in ("reinforce", "impala")),
-        "dqn-lag",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("reinforce", "impala", "dqn-lag")),
+        "dqn",
     ],
 )
 def test_a_higher_number_continues_the_run_as_if_it_had_not_ended(tmp_path, algorithm):
@@ -102,8 +112,10 @@ def test_a_run_of_replay_continues_with_a_higher_number(tmp_path):
     steps = more.progress["env_steps"]
     assert steps[-1] == more.results["env_steps"] and (steps[1:] > steps[:-1]).all()
     assert len(episodes_of(more)) == more.results["episodes"]
-    done = train("dqn", tmp_path, "run", max_episodes=-1, total_steps=4000).results
-    assert done["updates"] == 10 and done["env_steps"] < 4000
+    done = train("dqn", tmp_path, "run", max_episodes=-1, total_steps=4000)
+    assert done.results["updates"] == 10 and done.results["env_steps"] == 4000
+    whole = train("dqn", tmp_path, "whole", total_steps=4000).results
+    assert done.results["weights_sha256"] == whole["weights_sha256"]
 
 
 def test_minus_one_and_inf_are_endless(tmp_path):

@@ -469,7 +469,7 @@ class ReplayAgent(Agent):
     def progress(self, env_steps: int) -> dict[str, float]:
         """The metrics that depend only on the number of env steps: the learning rate."""
         config = self._config
-        iteration = env_steps // config.iteration_steps - 1
+        iteration = math.ceil(env_steps / config.iteration_steps) - 1
         return {
             "train/learning_rate": learning_rate(config.lr_schedule, config.lr, iteration, config.num_updates)
         }

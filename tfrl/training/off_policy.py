@@ -57,23 +57,12 @@ class OffPolicyLearner(EnvLearner):
             priority_exponent=config.priority_exponent if config.prioritized_replay else None,
             learned_rewards=config.learned_rewards,
         )
-        self._lacking = 0  # env steps of all iterations that --max-episodes has ended early
         self._recorded = None if config.dataset is None else self._read(config.dataset)
         self._gradient_steps = 0  # of the run so far
         self._has_learned = False  # in this process
         self._pending: PendingSteps | None = None  # gradient steps under way
         self._iteration: _Iteration | None = None  # the unfinished one
         self._since_vote = 0  # turns of env steps and gradient steps since the last vote on a stop
-
-    @property
-    def steps_done(self) -> int:
-        """Env steps of all iterations, all workers together."""
-        return super().steps_done - self._lacking
-
-    @property
-    def is_over(self) -> bool:
-        """True on all workers at --total-steps, --max-episodes or --solved-at."""
-        return super().is_over or self._session.step >= self._config.num_updates
 
     def _read(self, dataset: str) -> Transitions:
         """Holds a recorded set. Raises UserError if it does not fit the env or the memory."""
@@ -119,8 +108,8 @@ class OffPolicyLearner(EnvLearner):
             else:
                 self._iteration = None
             raise
-        number, lacking = self._session.step, self._config.steps_per_env - iteration.done
-        if lacking and self._prefetch is not None:
+        number = self._session.step
+        if iteration.done < self._config.steps_per_env:
             self._end_within(iteration)
         else:
             self._iteration = None
@@ -128,7 +117,6 @@ class OffPolicyLearner(EnvLearner):
             if iteration.forgotten.any():
                 self._forget_sums(iteration.forgotten)
             self._session.step += 1
-            self._lacking += lacking * self._config.num_envs
         metrics: dict[str, float] = {}
         if self.agent.network.has_deviation:
             metrics |= self.deviation_metric(step.observation)
@@ -138,7 +126,7 @@ class OffPolicyLearner(EnvLearner):
         return self._metrics(iteration, number) | metrics
 
     def _end_within(self, iteration: _Iteration) -> None:
-        """Ends the run within an iteration, all of whose env steps were taken before.
+        """Ends the run within an iteration.
 
         A run that goes on finishes the iteration, and counts all of its episodes then.
         """
@@ -346,7 +334,6 @@ class OffPolicyLearner(EnvLearner):
         """The state of the agent, the episodes, the envs and the replay, whose transitions are shards."""
         state = super().get_state()
         state.learner["gradient_steps"] = np.array(self._gradient_steps)
-        state.learner["lacking_steps"] = np.array(self._lacking)
         state.parts[0].update(with_prefix("replay/", self.replay.get_state()))
         if self._iteration is not None:
             state.learner[_ITERATION] = pack_json(self._iteration.numbers())
@@ -361,7 +348,6 @@ class OffPolicyLearner(EnvLearner):
             self._iteration = _Iteration(self._config, len(self._indices), self._gradient_steps)
             numbers = unpack_json(state.learner[_ITERATION])
             self._iteration.restore(numbers, _of_envs(_ITERATION, state), self._indices)
-        self._lacking = int(state.learner["lacking_steps"])
         super().set_state(state)
         self.replay.set_state(_of_envs("replay", state), state.shards)
         iteration = self._iteration
