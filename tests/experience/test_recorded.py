@@ -229,6 +229,15 @@ def transitions(folder, env="CartPole-v1", **changes):
     return Transitions(open_set(str(folder)), spaces_of(env), **settings)
 
 
+def test_shards_of_validation_episodes_alone_are_left_out_of_the_batches(tmp_path):
+    folder, _ = write(tmp_path / "set", "CartPole-v1", [4] * 20, shard=1)
+    held, seen = transitions(folder, validation=0.1, window=1), set()
+    for number in range(0, 60, 6):
+        seen |= {row.tobytes() for row in held.sample(number, 6, 1)[0].observation.reshape(-1, 4)}
+    assert len(held.validation[1]) == 2 * 4 and len(seen) == 18 * 4
+    held.close()
+
+
 def test_a_batch_has_the_transitions_of_the_set(tmp_path):
     folder, episodes = write(tmp_path / "set", "CartPole-v1", [3, 5, 2, 4, 1, 6])
     held = transitions(folder, learned_rewards=lambda rewards: 2 * rewards)

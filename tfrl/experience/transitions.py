@@ -172,9 +172,11 @@ class Transitions:
             raise UserError(
                 f"{recorded.name} has no episodes beside those for validation; lower --validation."
             )
-        self.window = len(recorded.shards) if kept else self._window(window)
+        # The shards that have other than validation episodes.
+        self._learned = [number for number, (_, count) in enumerate(self.summary.shards) if count]
+        self.window = len(self._learned) if kept else min(self._window(window), len(self._learned))
         self._whole = Block.joined(kept) if kept else None
-        self._steps_of_shard = max(1, round(self._transitions / len(recorded.shards) / batch_size))
+        self._steps_of_shard = max(1, round(self._transitions / len(self._learned) / batch_size))
         self._held: dict[int, concurrent.futures.Future[Block]] = {}
         self._reader = concurrent.futures.ThreadPoolExecutor(1, "recorded")
 
@@ -328,12 +330,12 @@ class Transitions:
         return [self._held[shard].result() for shard in wanted]
 
     def _shard_at(self, place: int) -> int:
-        """The shard at a place of the random order of all shards, which begins anew after each pass."""
-        passes, inside = divmod(place, len(self._recorded.shards))
+        """The shard at a place of the random order of shards, which begins anew after each pass."""
+        passes, inside = divmod(place, len(self._learned))
         if passes not in self._orders:
             generator = rng.generator(self._seed, rng.Use.RECORDED, _SHARDS, passes)
             self._orders = {k: order for k, order in self._orders.items() if k >= passes - 1}
-            self._orders[passes] = generator.permutation(len(self._recorded.shards))
+            self._orders[passes] = generator.permutation(self._learned)
         return int(self._orders[passes][inside])
 
     def _read(self, shard: int) -> Block:
