@@ -182,6 +182,14 @@ def test_patience_ends_a_run(sets, tmp_path):
     assert results["gradient_steps"] < 2000 and state["recorded/validated"][1] == 2
 
 
+def test_patience_needs_validation_episodes(tmp_path):
+    folder, _ = write(tmp_path / "set", "CartPole-v1", [12] * 4)
+    config = parsed("bc", folder, tmp_path, "--env", "none", "--patience", "2")
+    assert "--patience 2 needs validation episodes, and --validation 0.1 of 4 episodes is none" in refusal(
+        train, config, OfflineLearner
+    )
+
+
 def test_a_set_that_has_changed_is_not_resumed(sets, tmp_path):
     folder, _ = write(tmp_path / "set", "CartPole-v1", [6] * 4)
     run("bc", folder, tmp_path, "--env", "none", total_steps=10)

@@ -64,7 +64,7 @@ class OfflineLearner(EnvLearner):
         found = recorded.open_set(config.dataset, config.split)
         if found.env is not None and config.env not in (NO_ENV, registry.own_name(found.env)):
             self._check_env(found.env)
-        return Transitions(
+        transitions = Transitions(
             found,
             self._spaces,
             seed=config.seed,
@@ -75,6 +75,12 @@ class OfflineLearner(EnvLearner):
             window=window,
             on_shard=lambda count: session.watchdog.beat(),
         )
+        if config.patience and not len(transitions.validation[1]):
+            raise UserError(
+                f"--patience {config.patience} needs validation episodes, and --validation "
+                f"{config.validation:g} of {len(transitions.summary.lengths)} episodes is none; give more."
+            )
+        return transitions
 
     def _check_env(self, env: str) -> None:
         """Raises UserError if a set of another env has other spaces; warns if it has the same spaces."""
