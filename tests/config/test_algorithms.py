@@ -207,6 +207,9 @@ def test_a_preset_keeps_its_envs_and_a_file_only_changes_what_it_names(tmp_path)
         ("reinforce", "--env catch --hidden 32", "--hidden has no effect with --torso impala;"),
         ("ppg", "--activation gelu", "--activation has no effect with --torso impala;"),
         ("sac", "--preset cleanrl --alpha 0.2 --alpha-lr 3e-4", "--alpha-lr has no effect with a fixed"),
+        ("cql", "--env Pendulum-v1 --dataset x --backup-entropy", "--backup-entropy has no effect here"),
+        ("cql", "--env Pendulum-v1 --dataset x --alpha 0.1 --alpha-start 1", "--alpha-start has no effect"),
+        ("cql", "--env CartPole-v1 --dataset x --critics mean", "--critics has no effect where actions"),
     ],
 )
 def test_settings_without_effect_are_refused(algorithm, flags, sentence):

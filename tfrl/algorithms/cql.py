@@ -74,11 +74,11 @@ class Config(CQL, OfflineValues, OfflineSettings):
         """The settings that have no effect in this combination, each with the reason."""
         found = super().ineffective | {"noise_correlation": "on recorded data"}
         if self.is_discrete:
-            names = ("alpha", "alpha_lr", "entropy_target", "action_samples", "soft_target", "critic_lr")
-            found |= dict.fromkeys(names, "where actions are discrete")
+            names = ("alpha", "alpha_lr", "alpha_start", "entropy_target", "action_samples", "soft_target")
+            found |= dict.fromkeys((*names, "critic_lr", "critics"), "where actions are discrete")
         elif self.alpha is not None:
-            found |= dict.fromkeys(("entropy_target", "alpha_lr"), "with a fixed --alpha")
-        return found
+            found |= dict.fromkeys(("entropy_target", "alpha_lr", "alpha_start"), "with a fixed --alpha")
+        return found | {"backup_entropy": "here: --soft-target decides"}
 
 
 class CQLAgent(OfflineAgent):
@@ -110,9 +110,9 @@ class _DiscreteCQL(CQLAgent):
         next_q = mask(following, q_of(weights[TARGET + "q"], following))
         online = mask(following, q_of(weights["q"], following))
         target = q_learning.double_q_learning_target(rows["reward"], rows["discount"], next_q, online)
-        q = mask(rows["observation"], q_of(weights["q"], rows["observation"]))
-        taken = q_learning.taken_q(q, rows["action"])
-        gap = tf.reduce_logsumexp(q, axis=1) - taken
+        qs = q_of(weights["q"], rows["observation"])
+        taken = q_learning.taken_q(qs, rows["action"])
+        gap = tf.reduce_logsumexp(mask(rows["observation"], qs), axis=1) - taken
         found = self.td_losses([taken], target, rows)
         metrics = {**found.metrics, "conservative_loss": gap}
         return Losses(found.losses + self._config.conservative_weight * gap, metrics, found.errors)
@@ -168,7 +168,7 @@ class _ContinuousCQL(CQLAgent, SACAgent):
         next_actions, log_prob = next_policy.sample_with_log_prob(rows["noise"][:, :size])
         next_qs = network.qs(weights, TARGET, following, next_actions)
         alpha = tf.exp(weights["log_alpha"]) if config.soft_target else tf.constant(0.0)
-        next_value = q_learning.soft_value(next_qs, log_prob, alpha)
+        next_value = q_learning.soft_value(self._combined(next_qs), log_prob, alpha)
         target = q_learning.td_target(rows["reward"], rows["discount"], next_value)
         found = self.td_losses(tf.unstack(recorded), target, rows)
 
