@@ -325,6 +325,8 @@ class Recorder(Watcher):
             if step.truncated[i]:
                 assert step.final_observation is not None
                 last = step.final_observation[step.truncated[:i].sum()]
+            elif cut_off:
+                last = step.observation[i]  # the env goes on
             parts = (
                 np.stack([*self._shown[i], last]),
                 np.stack(self._taken[i]),

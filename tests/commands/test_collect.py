@@ -47,6 +47,18 @@ def flags(folder, *more):
     ]
 
 
+def test_an_episode_that_is_cut_off_ends_with_the_observation_after_its_last_action(tmp_path, monkeypatch):
+    for module in ("tfrl.collect", "tfrl.experience.episodes"):
+        monkeypatch.setattr(f"{module}.LONGEST_EPISODE", 20)
+    steady = lambda observation: np.zeros(1, np.float32)  # noqa: E731
+    tfrl.collect(steady, env="Pendulum-v1", episodes=32, out=tmp_path / "set")
+    spaces = Spaces(*tfrl_specs("Pendulum-v1"))
+    episodes = [one for shard in open_set(str(tmp_path / "set")).shards for one in shard.episodes(spaces)]
+    for one in episodes:
+        assert len(one.rewards) == 20 and not one.terminated
+        assert (one.observations[-1] != one.observations[-2]).any()
+
+
 def test_a_set_has_the_episodes_that_were_asked_for(whole, capsys):
     about = json.loads((whole / "metadata.json").read_text())
     assert [len(shard["lengths"]) for shard in about["shards"]] == [10, 10, 5] and about["episodes"] == 25
@@ -70,11 +82,11 @@ def test_a_set_has_the_episodes_that_were_asked_for(whole, capsys):
             np.testing.assert_allclose(shown, one.observations[t + 1], atol=1e-5)
 
 
-def tfrl_specs():
+def tfrl_specs(env="CartPole-v1"):
     from tfrl.config.run import Task
     from tfrl.envs import registry
 
-    return registry.specs(Task(env="CartPole-v1"))
+    return registry.specs(Task(env=env))
 
 
 def test_a_longer_set_and_an_interrupted_one_have_the_same_bits(whole, tmp_path, monkeypatch):
