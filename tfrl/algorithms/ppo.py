@@ -430,6 +430,8 @@ class PPOAgent(ActorCriticAgent):
         estimated, explained = self._first_estimates(rollout, starts)
         taken = self._nothing_taken(UPDATE)
         for epoch in range(config.epochs):
+            if taken.ended:
+                break
             if epoch > 0 and config.renew_advantages:
                 started = None if rollout.memory is None else rollout.started_memory
                 values = self.values(rollout.observations, rollout.observations.shape[3:], started)
