@@ -166,7 +166,7 @@ class ReplayBuffer:
         beta: float = 1.0,
         least: float | None = None,
     ) -> Batch:
-        """Draws K batches with b rows of each env, from transitions that have n steps or end before.
+        """Draws K batches with b rows of each env, from all but its newest n - 1 rows.
 
         Args:
           generators: one for each env; it alone decides the rows of the env.

@@ -155,7 +155,7 @@ class EpisodeBatch:
       log_probs: float32 [T, N], of the actions by the policy that took them.
       rewards: float32 [T, N]; 0 if the env waits.
       playing: bool [T, N]: the env has taken this step, and all steps before it.
-      ended: bool [N]: the episode has ended, and was not truncated.
+      ended: bool [N]: the env ended the episode; False if --max-steps or --max-episodes cut it.
     """
 
     observations: np.ndarray
