@@ -54,7 +54,7 @@ class Options:
     episodes: Annotated[int | None, COUNT] = None
     """Number of episodes; None: 100, unless --steps is given."""
     steps: Annotated[int | None, COUNT] = None
-    """Record whole episodes until there are this many env steps."""
+    """Record whole files of --shard-episodes episodes until there are this many env steps."""
     sample: bool = False
     """Draw the actions. This is the default, unless the run's own evaluations are greedy."""
     greedy: bool = False
@@ -160,7 +160,7 @@ def record(
       task: the settings of the env, and the seed.
       about: JSON values that tell this policy from others.
       out: the folder of the set; a part of the same set in it is continued.
-      episodes, steps: record so many; None and None: 100 episodes.
+      episodes, steps: record so many, env steps rounded up to whole shards; None and None: 100 episodes.
       levels: "train", "test", or "auto".
       shard_episodes: episodes of a file.
       actors: the number of processes that play; 0: this one.

@@ -42,6 +42,16 @@ def test_a_run_ends_once_a_metric_is_high_enough(run):
     assert run.results["env_steps"] == 512
 
 
+def test_an_error_of_a_callback_reaches_the_caller_and_is_the_reason_in_the_status(tmp_path):
+    class Faulty(tfrl.Callback):
+        def on_update(self, run, metrics):
+            raise KeyError("speed")
+
+    with pytest.raises(KeyError):
+        tfrl.train("ppo", total_steps=512, logdir=tmp_path, run_name="r", callbacks=Faulty(), **SMALL)
+    assert (tmp_path / "r/failed").read_text() == "KeyError: 'speed'\n"
+
+
 @pytest.mark.parametrize(("episodes", "stops"), [(99, False), (100, True)])
 def test_a_run_does_not_end_after_a_few_lucky_episodes(episodes, stops):
     stopped = []

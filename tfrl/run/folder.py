@@ -356,10 +356,13 @@ def _noting_failures(run: Path) -> Iterator[None]:
         (run / FAILED_FILE).unlink(missing_ok=True)
     try:
         yield
-    except TrainingError as error:
+    except UserError:
+        raise
+    except Exception as error:  # a user's callback may raise anything
+        reason = error if isinstance(error, TrainingError) else f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError):
             if holds_run(run):
-                files.write(run / FAILED_FILE, f"{error}\n")
+                files.write(run / FAILED_FILE, f"{reason}\n")
         raise
 
 

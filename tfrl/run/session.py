@@ -48,7 +48,7 @@ def open_session(
     def on_first(name: str) -> None:
         console.message(
             f"{name}: saving at the end of this {config.step_name}; a second signal, some seconds later, "
-            "ends the run at once"
+            "ends the run at once, without saving"
         )
 
     def on_second() -> None:
