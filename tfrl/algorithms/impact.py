@@ -172,7 +172,9 @@ class IMPACTAgent(PPOAgent):
     def _losses(
         self, weights: Weights, samples: Samples, index: tf.Tensor, outputs: Sequence[tf.Tensor] | None = None
     ) -> Losses:
-        """PPO's losses. The metric `approx_kl` is relative to the target policy, without the bound."""
+        """PPO's losses. The metric `approx_kl` is relative to the target policy, without the bound, and a
+        mean over actions of the policy that acted.
+        """
         outputs = outputs or self.network.outputs(weights, samples.observations, samples.memory)
         found = super()._losses(weights, samples, index, outputs)
         rho, raised = samples.extra
