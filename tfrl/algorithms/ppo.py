@@ -49,7 +49,7 @@ class PPO(Rollouts):
     """Samples of a gradient step, instead of --num-minibatches: a multiple of --num-envs. Samples that do not
     fill the last minibatch are omitted from the pass. 0: --num-minibatches decides."""
     lr: Annotated[float, POSITIVE] = 5e-4
-    """Learning rate (alias --actor-lr)."""
+    """Learning rate (aliases --learning-rate and --actor-lr)."""
     critic_lr: Annotated[float | None, POSITIVE] = None
     """Learning rate of the critic; it implies --no-share-torso. None: --lr."""
     anneal_lr: bool = False

@@ -188,7 +188,7 @@ class Learning:
     num_envs: Annotated[int, ENVS] = 1
     """Envs, all workers together; must be divisible by the number of replicas."""
     lr: Annotated[float, POSITIVE] = 3e-4
-    """Learning rate."""
+    """Learning rate (alias --learning-rate)."""
     gamma: Annotated[float, FRACTION] = GAMMA
     """Discount of one env step."""
     max_grad_norm: Annotated[float | None, POSITIVE] = None
