@@ -94,7 +94,7 @@ def test_the_run_is_saved_when_every_process_gets_the_signal(tmp_path, way, sign
     code = job.told(signum, order)
     # Make ends by the signal itself, which a shell tells in the same way.
     assert code == (-signum if way == "make" else 128 + signum), job.said()
-    assert "without saving" not in job.said() and "Traceback" not in job.said()
+    assert "Ended without saving" not in job.said() and "Traceback" not in job.said()
     for run in tmp_path.glob("*/"):
         assert lost(run) == 0
 
