@@ -6,9 +6,11 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+from packed_envs import packed
 from recordings import write
 
 from tfrl.algorithms import registry as settings
+from tfrl.envs.observations import MASK
 from tfrl.ops.graph import is_for_xla
 from tfrl.workers import strategy
 from tfrl.workers.data_parallel import TARGET, GradientStep
@@ -141,6 +143,31 @@ def test_cql_pushes_values_of_other_actions_down(folder):
     np.testing.assert_allclose(loss_of(agent, "q", rows, weights).losses, wanted, rtol=1e-4)
 
 
+def test_discrete_cql_takes_no_forbidden_action_as_a_maximum_or_an_alternative(folder):
+    """A recorded action that its mask forbids, as other programs may record it, keeps its own value."""
+    _, agent = make_agent(folder, "cql", packed("Masked"), "--conservative-weight", "2")
+    rows, weights, generator = rows_of(agent), weights_of(agent), np.random.default_rng(3)
+    places, masks = agent.network.entrance.spec.kind_places[MASK], {}
+    for name in ("observation", "next_observation"):
+        masks[name] = generator.random((ROWS, 5)) < 0.5
+        masks[name][np.arange(ROWS), generator.integers(5, size=ROWS)] = True
+        rows[name][:, places] = masks[name]
+    forbids = ~masks["observation"]
+    rows["action"] = np.where(forbids.any(axis=1), forbids.argmax(axis=1), 0).astype(rows["action"].dtype)
+    assert forbids[np.arange(ROWS), rows["action"]].sum() > ROWS / 2
+    q_of = lambda name, of: agent.network.functions["q"](weights[name], tf.constant(rows[of])).numpy()  # noqa: E731
+    q = q_of("q", "observation").astype(np.float64)
+    allowed = np.where(masks["next_observation"], q_of("q", "next_observation"), -np.inf)
+    assert (allowed.argmax(axis=1) != q_of("q", "next_observation").argmax(axis=1)).any()
+    after = q_of(TARGET + "q", "next_observation")[np.arange(ROWS), allowed.argmax(axis=1)]
+    taken = q[np.arange(ROWS), rows["action"]]
+    gap = np.log((np.exp(q) * masks["observation"]).sum(axis=1)) - taken
+    found = loss_of(agent, "q", rows, weights)
+    np.testing.assert_allclose(found.metrics["conservative_loss"], gap, rtol=1e-4, atol=1e-5)
+    wanted = 0.5 * (taken - rows["reward"] - rows["discount"] * after) ** 2 + 2 * gap
+    np.testing.assert_allclose(found.losses, wanted, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(("algorithm", "compiled"), [("bc", True), ("iql", False), ("cql", False)])
 def test_xla_compiles_no_parts_that_are_computed_side_by_side(folder, monkeypatch, algorithm, compiled):
     """XLA would compute one after the other, because operations have one thread each."""
@@ -153,9 +180,9 @@ def test_xla_compiles_no_parts_that_are_computed_side_by_side(folder, monkeypatc
     assert seen == [compiled]
 
 
-@pytest.mark.parametrize("soft", [False, True])
-def test_cql_weighs_sampled_actions_by_their_density(folder, soft):
-    count, flags = 3, ("--action-samples", "3", "--conservative-weight", "2")
+@pytest.mark.parametrize(("soft", "critics"), [(False, "min"), (True, "auto"), (False, "mean")])
+def test_cql_weighs_sampled_actions_by_their_density(folder, soft, critics):
+    count, flags = 3, ("--action-samples", "3", "--conservative-weight", "2", "--critics", critics)
     _, agent = make_agent(folder, "cql", "Pendulum-v1", *flags, *(["--soft-target"] if soft else []))
     rows, weights = rows_of(agent), weights_of(agent)
     network, noise = agent.network, rows["noise"][:, 2:].reshape(ROWS, 3, count)
@@ -183,7 +210,8 @@ def test_cql_weighs_sampled_actions_by_their_density(folder, soft):
     parameters = network.outputs(weights, following)[0].numpy().astype(np.float64)
     std = np.logaddexp(0, parameters[:, 1:] + math.log(math.expm1(0.99))) + 0.01
     action = np.tanh(parameters[:, :1] + std * rows["noise"][:, :1])
-    after = network.qs(weights, TARGET, following, tf.constant(action, tf.float32)).numpy().min(axis=0)
+    after = network.qs(weights, TARGET, following, tf.constant(action, tf.float32)).numpy()
+    after = after.mean(axis=0) if critics == "mean" else after.min(axis=0)
     if soft:
         after -= math.exp(weights["log_alpha"]) * log_density(parameters, action)
     bellman = 0.5 * ((taken - rows["reward"] - rows["discount"] * after) ** 2).sum(axis=0)
