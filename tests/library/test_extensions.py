@@ -262,6 +262,20 @@ class MeanOfQuantiles(dqn.DQNAgent):
         return self.td_losses([q_learning.taken_q(q, rows["action"])], tf.stop_gradient(target), rows)
 
 
+def test_a_users_network_chooses_its_actions_itself():
+    """Its class may choose otherwise than the network of the same layers, which NumPy computes."""
+    from tfrl.networks.actors import QNetwork
+    from tfrl.networks.numpy_policy import policy_in_numpy
+
+    class Worst(QNetwork):
+        def greedy(self, outputs):
+            return tf.argmin(outputs[0], axis=1, output_type=tf.int32)
+
+    config = reader_of(dqn.DQNAgent).parse(["--env", "CartPole-v1"])
+    assert policy_in_numpy(QNetwork(config, "float32", dueling=False, epsilon=0.0)) is not None
+    assert policy_in_numpy(Worst(config, "float32", dueling=False, epsilon=0.0)) is None
+
+
 def test_a_users_network_makes_values_from_more_outputs(tmp_path):
     """With one env, NumPy chooses DQN's actions; here it would take an output for an action."""
     few = {"total_steps": 60, "iteration_steps": 30, "learning_starts": 20, "batch_size": 8, "hidden": (8,)}

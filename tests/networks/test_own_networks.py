@@ -57,6 +57,37 @@ def with_dropout(inputs):
     return keras.layers.Dropout(0.5, name="drop")(keras.layers.Dense(4)(inputs))
 
 
+def twice(inputs):
+    layer = keras.layers.Dense(4, activation="relu")
+    return layer(layer(inputs))
+
+
+def model_twice(inputs):
+    model = keras.Sequential([keras.layers.Dense(4, activation="tanh")])
+    return model(model(inputs))
+
+
+class Doubled(keras.layers.Dense):
+    def call(self, inputs, training=None):
+        return 2 * super().call(inputs)
+
+
+def of_own_layer(inputs):
+    return Doubled(8)(inputs)
+
+
+def of_layer_as_activation(inputs):
+    return keras.layers.Dense(8, activation=keras.layers.LeakyReLU(0.1))(inputs)
+
+
+def tanh(x):
+    return 0.5 * keras.ops.tanh(x)
+
+
+def of_own_tanh(inputs):
+    return keras.layers.Dense(8, activation=tanh)(inputs)
+
+
 def of_no_rank(inputs):
     return keras.layers.Reshape((2, 2))(inputs)
 
@@ -98,7 +129,10 @@ def test_weights_and_their_names_do_not_depend_on_what_was_built_before(tmp_path
     assert (one["actor_torso/dense/kernel"] != one["critic_torso/dense/kernel"]).all()
 
 
-@pytest.mark.parametrize("function", [chain, shortcut])
+OTHERS = [shortcut, twice, model_twice, of_own_layer, of_layer_as_activation, of_own_tanh]
+
+
+@pytest.mark.parametrize("function", [chain, *OTHERS])
 def test_numpy_acts_as_tensorflow_does_where_the_network_is_a_chain(tmp_path, function):
     config = parse("ppo", tmp_path, *PPO, "--torso", named(function))
     network = config.make_network("float32")

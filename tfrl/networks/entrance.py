@@ -213,8 +213,13 @@ def variable_name(variable: keras.Variable) -> str:
 
 def layers_of(layer: keras.layers.Layer) -> list[Any]:
     """The layers and operations of a model and its inner models, in order; for a layer, the layer itself."""
-    inner = getattr(layer, "operations", None) or getattr(layer, "layers", None)
+    inner = inner_layers(layer)
     return [layer] if inner is None else [found for one in inner for found in layers_of(one)]
+
+
+def inner_layers(layer: keras.layers.Layer) -> list[Any] | None:
+    """The layers and operations that a model calls itself, in order; None for a layer."""
+    return getattr(layer, "operations", None) or getattr(layer, "layers", None)
 
 
 # Torsos of the user

@@ -15,11 +15,14 @@ import numpy as np
 
 from tfrl.envs.observations import FORBIDDEN, MASK
 from tfrl.envs.spec import ActionSpec, Box, Discrete, MultiDiscrete
-from tfrl.networks import entrance
+from tfrl.networks import actor_critic, actors, entrance
 from tfrl.networks.actor_critic import OBSERVATION_LIMIT, ActorCritic
 from tfrl.networks.actors import DeterministicActor, QNetwork
 from tfrl.networks.distributions import LARGEST, LOG_SQRT_2_PI, mean_and_std
-from tfrl.networks.network import Functional, Network
+from tfrl.networks.network import Functional, Head, Network
+
+_KNOWN = (actor_critic.__name__, actors.__name__)
+"""The modules whose networks act as the classes below do."""
 
 Vectors = Mapping[str, np.ndarray]
 """Weight vectors, float32 [size] each, by the name of their network."""
@@ -31,8 +34,11 @@ OfRows = Callable[[np.ndarray], np.ndarray]
 def policy_in_numpy(network: Network) -> NumpyPolicy | None:
     """The network's policy in NumPy, or None if NumPy cannot compute it. It depends only on the settings.
 
-    NumPy computes one or two chains of dense layers in float32, for vectors.
+    NumPy computes one or two chains of dense layers in float32, for vectors. A network class of the user may
+    choose actions in its own way, so TensorFlow calls it.
     """
+    if type(network).__module__ not in _KNOWN:
+        return None
     if isinstance(network, ActorCritic):
         chains = all(_is_chain(network.functions[name]) for name in network.torsos)
         plain = chains and not network.state_size and not network.dropped_size
@@ -213,17 +219,24 @@ class _Chain:
 
 def _is_chain(function: Functional) -> bool:
     """True if NumPy can compute a network: a chain of dense layers in float32 for vectors."""
-    return all(map(_fits, function.layers))
+    return _calls_once(function.layer) and all(map(_fits, function.layers))
+
+
+def _calls_once(layer: Any) -> bool:
+    """True if a model calls each of its layers once; `Functional.layers` has each layer once anyway."""
+    return all(len(one._inbound_nodes) < 2 and _calls_once(one) for one in entrance.inner_layers(layer) or ())
 
 
 def _fits(layer: Any) -> bool:
     layers = keras.layers
     if getattr(layer, "compute_dtype", "float32") != "float32":
         return False
-    if isinstance(layer, layers.Dense):
-        return layer.activation.__name__ in ACTIVATIONS and layer.use_bias
+    if type(layer) in (layers.Dense, Head):  # a subclass may compute something else
+        name = getattr(layer.activation, "__name__", "")  # a layer or a partial has none
+        known = name in ACTIVATIONS and layer.activation is getattr(keras.activations, name)
+        return known and layer.use_bias
     if isinstance(layer, layers.Activation):
-        return layer.activation.__name__ == "linear"
+        return layer.activation is keras.activations.linear
     return isinstance(layer, layers.InputLayer) or layer.name == "unpack"
 
 
