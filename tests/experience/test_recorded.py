@@ -262,6 +262,24 @@ def test_a_batch_has_the_transitions_of_the_set(tmp_path):
     np.testing.assert_allclose(1 / held.scaling.scale, numbers.std(0), atol=1e-5)
 
 
+def test_a_batch_has_returns_of_several_steps(tmp_path):
+    """As those of the replay, of which --dataset takes the other half of each batch."""
+    folder, episodes = write(tmp_path / "set", "CartPole-v1", [3, 5, 2, 4, 1, 6])
+    batch, _ = transitions(folder, learned_rewards=lambda rewards: 2 * rewards, n_step=3).sample(0, 50, 0)
+    for shown, following, reward, discount in zip(
+        *(x.reshape(400, -1) for x in (batch.observation, batch.next_observation)),
+        *(x.reshape(400) for x in (batch.reward, batch.discount)),
+        strict=True,
+    ):
+        one, t = episodes[int(shown[0] + 1e-4)], round(float(shown[0] % 1) * 100)
+        steps = min(3, len(one.rewards) - t)
+        np.testing.assert_array_equal(following, one.observations[t + steps])
+        wanted = sum(0.9**k * 2 * float(one.rewards[t + k]) for k in range(steps))
+        np.testing.assert_allclose(reward, wanted, rtol=1e-6)
+        ended = t + steps == len(one.rewards) and one.terminated
+        np.testing.assert_allclose(discount, 0 if ended else 0.9**steps, rtol=1e-6)
+
+
 def test_workers_draw_the_parts_of_one_batch(tmp_path):
     folder, _ = write(tmp_path / "set", "CartPole-v1", [9] * 8)
     whole, noise = transitions(folder).sample(3, 2, 1)

@@ -20,6 +20,7 @@ from tfrl.cli.errors import UserError
 from tfrl.experience.normalize import ObservationNormalizer
 from tfrl.experience.recorded import Episode, RecordedSet, Spaces
 from tfrl.experience.replay import Batch
+from tfrl.ops.q_learning import n_step
 from tfrl.run import rng
 from tfrl.workers import machine
 
@@ -129,7 +130,7 @@ class Transitions:
       recorded: the set.
       spaces: of the env.
       seed, batch_size: those of the run.
-      gamma: the discount of a step.
+      gamma, n_step: the discount of a step, and the length of n-step returns.
       learned_rewards: computes the learner's rewards, float32 [n], from the env's.
       validation: the share of the episodes that no batch has.
       window: the number of shards to hold at a time; None: all if they fit, otherwise as many as fit.
@@ -152,6 +153,7 @@ class Transitions:
         seed: int,
         batch_size: int,
         gamma: float,
+        n_step: int = 1,
         learned_rewards: Callable[[np.ndarray], np.ndarray] = lambda rewards: rewards,
         validation: float = 0.0,
         window: int | None = None,
@@ -159,7 +161,7 @@ class Transitions:
     ) -> None:
         self._recorded, self._spaces = recorded, spaces
         self._seed, self._batch_size = seed, batch_size
-        self._gamma, self._learned_rewards = gamma, learned_rewards
+        self._gamma, self._n_step, self._learned_rewards = gamma, n_step, learned_rewards
         self._validation_share = validation
         self.summary = Summary([], [], 0, [])
         self.scaling = ObservationNormalizer(max(1, spaces.observation.num_numbers))
@@ -307,13 +309,18 @@ class Transitions:
 
     def _of_block(self, block: Block, numbers: np.ndarray) -> tuple[np.ndarray, ...]:
         at = block.at[numbers]
-        discount = np.where(block.terminated[at], np.float32(0), np.float32(self._gamma))
+        window = np.minimum(numbers[:, None] + np.arange(self._n_step), len(block.at) - 1)
+        rows, following = block.at[window], block.at.take(window + 1, mode="clip")
+        ends = following != rows + 1
+        truncated = ends & ~block.terminated[rows]
+        rewards = self._learned_rewards(block.rewards[rows])
+        reward, discount, steps = n_step(rewards, ends, truncated, gamma=self._gamma)
         return (
             block.observations.take(at, axis=0),
             block.actions.take(at, axis=0),
-            self._learned_rewards(block.rewards[at]),
+            reward,
             discount,
-            block.observations.take(at + 1, axis=0),
+            block.observations.take(at + steps, axis=0),
             np.ones(len(at), np.float32),
             at,
         )

@@ -74,6 +74,7 @@ class OffPolicyLearner(EnvLearner):
             seed=config.seed,
             batch_size=config.batch_size,
             gamma=config.gamma,
+            n_step=config.n_step,
             learned_rewards=config.learned_rewards,
             on_shard=lambda count: watchdog.beat(),
         )
