@@ -210,6 +210,8 @@ def test_a_preset_keeps_its_envs_and_a_file_only_changes_what_it_names(tmp_path)
         ("cql", "--env Pendulum-v1 --dataset x --backup-entropy", "--backup-entropy has no effect here"),
         ("cql", "--env Pendulum-v1 --dataset x --alpha 0.1 --alpha-start 1", "--alpha-start has no effect"),
         ("cql", "--env CartPole-v1 --dataset x --critics mean", "--critics has no effect where actions"),
+        ("cql", "--env CartPole-v1 --dataset x --critic-torso mlp", "--critic-torso has no effect where"),
+        ("sac", "--env catch --torso linear --hidden 32", "--hidden has no effect with --torso linear;"),
     ],
 )
 def test_settings_without_effect_are_refused(algorithm, flags, sentence):
@@ -221,6 +223,8 @@ def test_settings_without_effect_are_refused(algorithm, flags, sentence):
     [
         ("impala", "--micro-batch 256 --num-minibatches 16"),
         ("impala", "--env Pendulum-v1 --no-free-deviation --hidden 32"),
+        ("sac", "--env Pendulum-v1 --torso keras.ops:relu --hidden 32 --activation relu"),
+        ("ppo", "--env CartPole-v1 --torso keras.ops:relu --critic-torso mlp --hidden 32"),
         ("sac", "--preset cleanrl --alpha 0.2"),
         ("dqn", "--preset cartpole --env catch"),
         ("drac", "--preset gymnasium --env catch"),

@@ -47,6 +47,7 @@ class Config(CQL, OfflineValues, OfflineSettings):
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box, Discrete)
     dueling: ClassVar[bool] = False
     exploration_end: ClassVar[float] = 0.05  # the share of random actions of sampled actions, as in DQN
+    critics_see_actions: ClassVar[bool] = True
 
     @property
     def is_discrete(self) -> bool:
@@ -74,8 +75,9 @@ class Config(CQL, OfflineValues, OfflineSettings):
         """The settings that have no effect in this combination, each with the reason."""
         found = super().ineffective | {"noise_correlation": "on recorded data"}
         if self.is_discrete:
-            names = ("alpha", "alpha_lr", "alpha_start", "entropy_target", "action_samples", "soft_target")
-            found |= dict.fromkeys((*names, "critic_lr", "critics"), "where actions are discrete")
+            of_sac = ("alpha", "alpha_lr", "alpha_start", "entropy_target", "action_samples", "soft_target")
+            names = (*of_sac, "critic_lr", "critic_torso", "critics")
+            found |= dict.fromkeys(names, "where actions are discrete")
         elif self.alpha is not None:
             found |= dict.fromkeys(("entropy_target", "alpha_lr", "alpha_start"), "with a fixed --alpha")
         return found | {"backup_entropy": "here: --soft-target decides"}

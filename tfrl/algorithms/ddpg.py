@@ -37,6 +37,7 @@ class Config(DDPG, ReplaySettings):
 
     algorithm: str = "ddpg"
     sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, DDPG, Torso, *DISTRIBUTED_SECTIONS)
+    critics_see_actions: ClassVar[bool] = True
 
     def make_network(self, precision: str) -> Any:
         """Makes an actor and a critic."""

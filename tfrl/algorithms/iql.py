@@ -47,6 +47,7 @@ class Config(IQL, OfflineValues, OfflineSettings):
     algorithm: str = "iql"
     sections: ClassVar[tuple[type, ...]] = (OfflineTask, OfflineValues, IQL, Torso, Hardware, RunSettings)
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box, Discrete)
+    critics_see_actions: ClassVar[bool] = True
     make_network = sac.Config.make_network  # it takes these settings, too
 
 

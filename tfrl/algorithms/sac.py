@@ -62,6 +62,7 @@ class Config(SAC, ReplaySettings):
     algorithm: str = "sac"
     sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, SAC, Torso, *DISTRIBUTED_SECTIONS)
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box, Discrete)
+    critics_see_actions: ClassVar[bool] = True
 
     @property
     def ineffective(self) -> dict[str, str]:

@@ -34,6 +34,7 @@ class Config(TD3, ReplaySettings):
 
     algorithm: str = "td3"
     sections: ClassVar[tuple[type, ...]] = (Task, ReplayLearning, TD3, Torso, *DISTRIBUTED_SECTIONS)
+    critics_see_actions: ClassVar[bool] = True
 
     def make_network(self, precision: str) -> Any:
         """Makes an actor and two critics."""

@@ -31,6 +31,7 @@ class Config(TD3BC, OfflineValues, OfflineSettings):
     algorithm: str = "td3_bc"
     sections: ClassVar[tuple[type, ...]] = (OfflineTask, OfflineValues, TD3BC, Torso, Hardware, RunSettings)
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (Box,)
+    critics_see_actions: ClassVar[bool] = True
     make_network = td3.Config.make_network  # it takes these settings, too
 
     @property

@@ -33,7 +33,7 @@ DECIDE_WEIGHTS = (
 """Settings that decide which weights exist, what they mean, and which slots the optimizer has. Some
 algorithms lack some of these settings."""
 DECIDE_MLP = ("hidden", "activation")
-"""Settings that decide this for the torso mlp."""
+"""Settings that decide this for the torso mlp, and for critics Q(o, a) of any torso."""
 DECIDE_MEMORY = ("memory_size", "memory_inputs", "sequence_length")
 """Settings that have an effect only with --memory."""
 
@@ -60,10 +60,10 @@ class Torso:
     torso_width: Annotated[int, WIDTH] = 1
     """Multiply the channels of impala and impala-pooled by this."""
     hidden: str = "64,64"
-    """Units of each layer of mlp."""
+    """Units of each layer of mlp, and of critics of continuous actions behind any torso."""
     activation: str = "tanh"
-    """Activation function of mlp, by its name in Keras: tanh, relu, elu, gelu, silu, sigmoid, leaky_relu, ...
-    Give one name for all layers, or one for each layer of --hidden: relu,tanh for example."""
+    """Activation function of these layers, by its name in Keras: tanh, relu, elu, gelu, silu, sigmoid,
+    leaky_relu, ... Give one name for all layers, or one for each layer of --hidden: relu,tanh for example."""
 
     @property
     def small_network(self) -> bool:
@@ -365,12 +365,14 @@ class RLSettings(RunSettings, Hardware, Torso, Learning, Task, Settings):
       for_any_actions: the name of a similar algorithm for all action spaces, for messages.
       updates_vary: True if an update has as many env steps as its episodes; `steps_per_update` is the limit.
       counts: the name of what --total-steps and the first column of progress.csv count.
+      critics_see_actions: True if critics Q(o, a) have an mlp behind the torso where actions are continuous.
     """
 
     action_spaces: ClassVar[tuple[type[ActionSpec], ...]] = (ActionSpec,)
     for_any_actions: ClassVar[str] = "ppo"
     updates_vary: ClassVar[bool] = False
     counts: ClassVar[str] = "env steps"
+    critics_see_actions: ClassVar[bool] = False
 
     @property
     def is_ahead(self) -> bool:
@@ -439,13 +441,15 @@ class RLSettings(RunSettings, Hardware, Torso, Learning, Task, Settings):
     @property
     def ineffective(self) -> dict[str, str]:
         """Settings without an effect by name, each with the reason."""
-        has_hidden = self.small_network or registry.specs(self)[0].is_joined
+        observation, action = registry.specs(self)
+        has_hidden = "mlp" in (self.torso, self.critic_torso) or observation.is_joined
+        has_hidden |= self.critics_see_actions and isinstance(action, Box)
         found = {} if has_hidden else dict.fromkeys(DECIDE_MLP, f"with --torso {self.torso}")
         if self.start_from is None:
             found["checkpoint"] = "without --start-from"
         if callables.is_name(self.torso):
             found["torso_width"] = "with a torso of your own"
-        if hasattr(self, "free_deviation") and not isinstance(registry.specs(self)[1], Box):
+        if hasattr(self, "free_deviation") and not isinstance(action, Box):
             found["free_deviation"] = "where actions are discrete"
         elif self.has_own_heads:
             found["free_deviation"] = "with a network that returns the policy's parameters itself"
