@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import time
+import zlib
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -49,6 +50,7 @@ class OfflineLearner(EnvLearner):
         super().__init__(config, session, make_agent)
         self._spaces = Spaces(*registry.specs(config))
         self.transitions = self._read(config.held_shards)
+        self._agree_on_the_set()
         self._observations = self.transitions.scaling  # with --start-from, that of the other run
         data = {"name": config.dataset, **self.transitions.summary.results}
         self.callbacks = (*_callbacks(config, session, self.agent.network), DataFacts(data))
@@ -81,6 +83,23 @@ class OfflineLearner(EnvLearner):
                 f"{config.validation:g} of {len(transitions.summary.lengths)} episodes is none; give more."
             )
         return transitions
+
+    def _agree_on_the_set(self) -> None:
+        """Holds as much as the worker with the least memory, because batches depend on it. A collective.
+
+        Raises UserError on all workers if their sets differ.
+        """
+        mine, of_workers = self.transitions, self._session.of_workers
+        lengths, sums = mine.summary.lengths, of_workers(math.fsum(mine.summary.returns))
+        if np.ptp(of_workers(zlib.crc32(np.array(lengths).tobytes()))) or not np.allclose(sums, sums[0]):
+            raise UserError(
+                f"--dataset {self._config.dataset} is another set on another worker; give all the same one."
+            )
+        held = math.inf if mine.is_whole else float(mine.window)
+        least = of_workers(held).min()
+        if least < held:
+            mine.close()
+            self.transitions = self._read(int(least))
 
     def _check_env(self, env: str) -> None:
         """Raises UserError if a set of another env has other spaces; warns if it has the same spaces."""
@@ -141,7 +160,7 @@ class OfflineLearner(EnvLearner):
     def _validated(self) -> dict[str, float]:
         """The metrics of the validation episodes; notes whether their loss fell."""
         found = self.agent.validate(*self.transitions.validation)
-        loss = found["validation/loss"]
+        loss = float(self._session.of_workers(found["validation/loss"])[0])  # all end at the same iteration
         if loss < self._best:
             self._best, self._since = loss, 0
         else:
