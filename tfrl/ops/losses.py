@@ -71,7 +71,8 @@ def clipped_value_error(
 
 
 def approx_kl(log_ratio: tf.Tensor) -> tf.Tensor:
-    """Per-sample estimate of KL(pi_old, pi): (rho - 1) - log rho, unbiased and never negative.
+    """Per-sample estimate of KL(pi_old, pi): (rho - 1) - log rho, unbiased, and never negative but
+    for rounding, which is about 1e-7.
 
     John Schulman, "Approximating KL divergence" (2020), http://joschu.net/blog/kl-approx.html, k3.
     A log-ratio above 50 counts as 50 in the exponential, so the estimate stays finite.

@@ -107,10 +107,14 @@ class ReplayShard:
       config: the settings; the envs share --replay-size equally.
       workers: the global indices of the envs of each of its workers, by the worker's number.
       noise: the random numbers of each row that the algorithm needs, `Learner.update_noise`.
+
+    Raises ValueError for --prioritized and --dataset: its transitions are drawn uniformly.
     """
 
     def __init__(self, config: ReplaySettings, workers: Mapping[int, Sequence[int]], noise: int) -> None:
         serve_driver()
+        if config.prioritized_replay or config.dataset is not None:
+            raise ValueError("ReplayShard draws uniformly, without --prioritized and --dataset")
         observation, action = registry.specs(config)
         self._config, self._workers = config, {w: list(indices) for w, indices in workers.items()}
         self._noise = noise
