@@ -269,6 +269,12 @@ def test_a_policy_of_other_observations_is_refused(run):
         evaluate.main([str(run), "--envs", "coinrum"])
 
 
+def test_envs_may_have_gyms_spelling():
+    """procgen's C++ code would end the process."""
+    config = Config(env="coinrun")
+    assert evaluate._task(config, "procgen-coinrun-v0", evaluate.Options()).env == "coinrun"
+
+
 def test_weights_of_another_network_are_refused(run, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
