@@ -74,6 +74,12 @@ def test_the_length_of_a_trial_is_rounded_by_its_own_updates():
     assert sweep.total_steps == 20_000
 
 
+def test_trials_with_updates_of_other_lengths_are_compared_after_equal_env_steps():
+    flags = [*CATCH, "--eval-every-steps", "20000"]
+    sweep = planned(samples=["num-steps=choice:8,64"], flags=flags, trials=2, scheduler="asha")
+    assert len(sweep.trials) == 2
+
+
 def test_a_sweep_refuses_trials_with_conflicting_settings():
     sweep = planned(samples=["num-steps=choice:8,64"], flags=[*CATCH, "--num-minibatches", "8"])
     assert sweep.is_possible({"num_steps": 16}) and not sweep.is_possible({"num_steps": 17})
@@ -141,6 +147,18 @@ def test_changed_values_stay_within_the_range():
         (
             {"grids": ["preset=torchrl,cleanrl"], "flags": [*VECTORS, "--eval-every=1"], "scheduler": "asha"},
             "give --total-steps after the --",
+        ),
+        (
+            {"samples": ["num-steps=choice:8,64"], "flags": [*CATCH, "--eval-every=5"], "scheduler": "asha"},
+            "give --eval-every-steps after the --, at least 4096, instead of --eval-every",
+        ),
+        (
+            {**PBT, "samples": ["num-envs=choice:8,64"], "flags": [*CATCH, "--eval-every-steps=1000"]},
+            "their updates differ in env steps",
+        ),
+        (
+            {**PBT, "algorithm": "reinforce", "flags": VECTORS},
+            "give --eval-every-steps after the --, instead of --eval-every",
         ),
         ({"samples": ["gamma=uniform:0.9,1.5"]}, "--gamma must be at least 0"),
         ({"algorithm": "a3c", "grids": ["lr=1"]}, "there is no algorithm 'a3c'"),

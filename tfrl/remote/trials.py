@@ -225,6 +225,8 @@ def plan(
                 f"--metric of evaluations, such as eval_test/return, not {metric}."
             )
         _check_exploits(grids, sampled, configs)
+    if scheduler != "none" and metric.startswith("eval"):
+        _check_intervals(scheduler, configs)
     return dataclasses.replace(sweep, total_steps=configs[0].total_steps)
 
 
@@ -274,6 +276,21 @@ def _check_exploits(grids: Sequence[str], sampled: Sequence[Sampled], configs: S
     for name in ("start_from", "torso_weights"):
         if any(getattr(each, name, None) is not None for each in configs):
             raise UserError(f"--scheduler pbt copies weights between trials: leave {flag(name)} out.")
+
+
+def _check_intervals(scheduler: str, configs: Sequence[RLSettings]) -> None:
+    """Raises UserError if trials would be compared after different numbers of env steps."""
+    updates = {config.steps_per_update for config in configs}
+    vary = configs[0].updates_vary
+    if len(updates) == 1 and not vary:
+        return
+    least = 1 if vary else max(updates)  # an evaluation comes at the end of an update
+    if any(config.eval_every or config.eval_every_steps < least for config in configs):
+        steps, enough = configs[0].counts, "" if vary else f", at least {least}"
+        raise UserError(
+            f"--scheduler {scheduler} compares trials after equal {steps}, and their updates differ in "
+            f"{steps}: give --eval-every-steps after the --{enough}, instead of --eval-every."
+        )
 
 
 def _ends(trial: Mapping[str, Any], sampled: Sequence[Sampled]) -> list[dict[str, Any]]:
