@@ -184,6 +184,12 @@ def test_a_trial_that_a_callback_stopped_has_the_value_of_its_last_evaluation(tm
     assert [row.value for row in rows_with(run, METRIC)] == [1.0], "the results are older than the rows"
 
 
+def test_an_untrained_policy_is_not_compared(tmp_path):
+    """--eval-at-start evaluates it."""
+    (tmp_path / "progress.csv").write_text(f"env_steps,{METRIC}\n0,9.0\n100,1.0\n")
+    assert rows_with(tmp_path, METRIC) == [(100, 1.0)]
+
+
 def test_a_paused_trial_continues_once_its_earlier_process_has_saved(make, tmp_path):
     trial = make("row(30, 1.0)\n(place / 'results.json').write_text('{}')")
     with (tmp_path / "trial-000" / LOCK_FILE).open("w") as lock:

@@ -622,7 +622,7 @@ def _reason(code: int, words: str) -> str:
 
 
 def rows_with(run: Path, metric: str) -> list[Row]:
-    """The points of a run's metric, as `tfrl.reporting.runs.points` gives them."""
+    """The points of a run's metric, as `tfrl.reporting.runs.points` gives them, but none at 0 env steps."""
     progress, results = runs.read_progress(run / PROGRESS_FILE), read_json(run / RESULTS_FILE)
     found = zip(*runs.points(progress, results, metric), strict=True)
-    return [Row(int(env_steps), float(value)) for env_steps, value in found]
+    return [Row(int(env_steps), float(value)) for env_steps, value in found if env_steps]
