@@ -27,6 +27,7 @@ OWN = ("config.yaml", "results.json", "progress.csv", "eval.json", "events.out.t
 OWN += ("plots/learning_curve.png", "checkpoints/update-00000001/learner.npz", "export/weights.npz", "stop")
 OWN += ("videos/catch-test-4096.mp4", "policies/4096_1.5.npz", "phase/logits.npy", "tensorflow/worker-0.log")
 OWN += ("levels.csv", "plots/level_scores.png", "plots/generalization_gap.png", "policies/512/weights.npz")
+OWN += ("dataset.json", "env.json")
 OTHERS = ("notes.txt", "plots/mine.png", "videos/holiday.mp4", "data/x.npy", "policies/2026-11/weights.npz")
 
 

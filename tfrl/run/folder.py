@@ -216,6 +216,7 @@ def finite(value: Any) -> Any:
 # be repeated.
 _RUN_FILES = (
     *("results.json", "eval.json", "report.html", PROGRESS_FILE, EPISODES_FILE, LEVELS_FILE, EVENT_FILES),
+    *(DATA_FILE, "env.json"),
     *("stop", LEFT_FILE, FAILED_FILE, "videos/*-[0-9]*.mp4", "videos/*-[0-9]*.gif", "policies/*.npz"),
     *(f"plots/{name}.png" for name in ("learning_curve", "learning_curves", "final_scores", "training")),
     *(f"plots/{name}.png" for name in ("level_scores", "generalization_gap", "performance_profiles")),
