@@ -216,6 +216,12 @@ def test_help_shows_the_most_used_settings(capsys):
     assert "--adam-epsilon" not in text and "distribution-mode hard" not in text
 
 
+def test_help_splits_the_name_of_no_algorithm(capsys):
+    with pytest.raises(SystemExit):
+        reader("drac").parse(["--help"])
+    assert "\nDrAC options:" in capsys.readouterr().out
+
+
 def test_help_all_lists_every_flag_and_what_the_presets_set(capsys):
     with pytest.raises(SystemExit) as ended:
         parse(["--help-all"])

@@ -477,7 +477,7 @@ class Reader(Generic[SettingsT]):
 
 def _title(name: str) -> str:
     """The words of a class's name: LevelReplay is "Level replay"."""
-    return re.sub(r"(?<=[a-z])[A-Z]", lambda found: f" {found[0].lower()}", name)
+    return re.sub(r"(?<=[a-z])[A-Z](?=[a-z])", lambda found: f" {found[0].lower()}", name)
 
 
 def _first_line(kind: type) -> str:
