@@ -373,6 +373,7 @@ BAD_FILES = [
     ("ppo: {lr: 1, lr: 2}", "settings.yaml gives lr twice; leave one out."),
     ("lr: 1\nppo: {lr: 2}", "settings.yaml gives lr twice; leave one out."),
     ("lr: {value: 1}", "must be a number; got {'value': 1}."),
+    ("a: &a {lr: 1}\nppo: {<<: *a}", "settings.yaml merges settings with <<, which is not supported;"),
     ("a: &a {b: *a}", "is not valid YAML"),
     ("lr: 1\nlr: 2", "settings.yaml gives lr twice; leave one out."),
     ("num-steps: 8\nupdate_freq: 16", "settings.yaml gives num_steps twice"),

@@ -225,6 +225,8 @@ def read_yaml(kinds: Mapping[str, Any], aliases: Mapping[str, str], path: Traver
     def add(section: yaml.MappingNode) -> None:
         # `yaml.safe_load` would give a dict, which keeps the last of two equal keys in silence.
         for key_node, value_node in section.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                raise UserError(f"{path} merges settings with <<, which is not supported; write them out.")
             key = loader.construct_object(key_node, deep=True)
             # To YAML, an unquoted `yes` is no text.
             spelled = key_node.value if isinstance(key_node, yaml.ScalarNode) else str(key)
