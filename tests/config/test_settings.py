@@ -216,6 +216,12 @@ def test_help_shows_the_most_used_settings(capsys):
     assert "--adam-epsilon" not in text and "distribution-mode hard" not in text
 
 
+def test_help_says_which_setting_of_sac_is_not_for_cql(capsys):
+    with pytest.raises(SystemExit):
+        reader("cql").parse(["--help-all"])
+    assert "Not for CQL: --soft-target decides." in " ".join(capsys.readouterr().out.split())
+
+
 def test_help_splits_the_name_of_no_algorithm(capsys):
     with pytest.raises(SystemExit):
         reader("drac").parse(["--help"])

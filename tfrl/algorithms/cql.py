@@ -36,6 +36,8 @@ class CQL(SAC):
     those of the policy for the observation and for the next one."""
     soft_target: bool = False
     """The critics' targets have SAC's entropy term."""
+    backup_entropy: bool | None = None
+    """Not for CQL: --soft-target decides."""
 
 
 @dataclass(frozen=True)
