@@ -412,6 +412,12 @@ def test_bad_files_are_refused_with_their_sentence(tmp_path, text, sentence):
     assert sentence in refusal(parse, ["--config", settings_file(tmp_path, text)])
 
 
+def test_a_setting_of_a_file_without_effect_is_refused_with_the_files_name(tmp_path):
+    words = ["--config", settings_file(tmp_path, "hidden: 128,128\n"), "--torso", "impala"]
+    assert refusal(parse, words).startswith(f"hidden in {words[1]} has no effect with --torso impala; leave")
+    assert refusal(parse, [*words, "--hidden", "64"]).startswith("--hidden has no effect")
+
+
 def test_a_file_that_is_not_text_is_refused(tmp_path):
     path = tmp_path / "settings.yaml"
     path.write_bytes(b"\xff\xfe\x00\x80")

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, NamedTuple, NoReturn, TypeVar
 
 import yaml
@@ -349,7 +350,7 @@ class Reader(Generic[SettingsT]):
         kept = self._inherited_from_run(config)
         complete = dataclasses.replace(config, **kept).complete().with_own_functions()
         try:
-            self.validate(complete)
+            self.validate(complete, {name: f"{name} in {path}" for name in file.keys() - flags.keys()})
         except UserError as error:
             plain = config.complete()
             of_run = [f"{flag(n)} {shown(kept[n])}" for n in kept if kept[n] != getattr(plain, n)]
@@ -362,8 +363,11 @@ class Reader(Generic[SettingsT]):
         """The unchecked settings of a YAML file; its preset gives the others. Raises UserError."""
         return self._over_preset(self._read_file(path)).complete()
 
-    def validate(self, config: SettingsT) -> None:
-        """Raises UserError for the first setting that cannot work on any machine, or has no effect."""
+    def validate(self, config: SettingsT, spelled: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Raises UserError for the first setting that cannot work on any machine, or has no effect.
+
+        `spelled` has the settings that a message does not call by their flags.
+        """
         config.check()
         # A failure with one worker is a failure with more workers, whose shares are fractions of its share.
         workers = getattr(config, "learners", 1)
@@ -372,8 +376,8 @@ class Reader(Generic[SettingsT]):
         for name, why in config.ineffective.items():
             value = getattr(config, name)
             if value != getattr(plain, name):
-                spelled = flag(f"no_{name}" if value is False else name)
-                raise UserError(f"{spelled} has no effect {why}; leave it out.")
+                word = spelled.get(name, flag(f"no_{name}" if value is False else name))
+                raise UserError(f"{word} has no effect {why}; leave it out.")
 
     def of_preset(self, preset: str) -> SettingsT:
         """The settings that a preset stands for."""
