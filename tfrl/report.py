@@ -534,7 +534,7 @@ def _run_rows(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
             for s in config.level_sets
         }
         row["hours"] = _number(seconds / 3600 if isinstance(seconds, int | float) else None)
-        row |= {"env steps/s": _number(run.speed, 0), "precision": run.precision}
+        row |= {f"{steps}/s": _number(run.speed, 0), "precision": run.precision}
         row["workers x replicas"] = run_folders.workers_and_replicas(done)
         rows.append(row | {"weights": str(done.get("weights_sha256", "-"))[:12]})
     # An env without unseen levels has no return there, and one with levels has no other evaluation.

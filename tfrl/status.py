@@ -106,8 +106,9 @@ def _titles(loaded: Sequence[Run]) -> list[str]:
 def row(run: Run) -> list[str]:
     """The cells of a run: state, steps, share done, score, steps/s, time left, age of the last row.
 
-    The score is the return, or the accuracy of the last test. The time left is that to the end at the latest,
-    at the mean speed so far; a failed run has none.
+    The score is the return (on recorded data, of the last evaluation), or the accuracy of the last test. The
+    time left is that to the end at the latest, at the mean speed so far; only a run with an end that may go
+    on has one.
 
     A run is "running" while a process holds its lock. Some file systems do not show the locks of other
     machines; there the age of the last row tells more. A run that was stopped within an iteration has the env
@@ -127,20 +128,23 @@ def row(run: Run) -> list[str]:
     if isinstance(run, StoredRun):
         steps = max(run.env_steps, CheckpointStore(run.path / "checkpoints", keep=1).env_steps())
         done = max(done, min(1.0, steps / run.config.run_steps))
-        returns = run.points("rollout/episode_return")[1]
+        returned = "rollout/episode_return" if run.config.counts == "env steps" else "eval_test/return"
+        returns = run.points(returned)[1]
         if returns.size:
             score = f"{returns[-1]:.2f}" if abs(returns[-1]) < _LONG else f"{returns[-1]:.3g}"
     else:
         steps, accuracy = run.images, run.last("test/accuracy")
         if not math.isnan(accuracy):
             score = f"{accuracy:.2%}"
-    if run.speed and 0 < done < 1 and not state.startswith("failed"):
+    endless = isinstance(run, StoredRun) and run.config.is_endless and not run.config.max_episodes
+    may_go_on = state in ("running", "not running") and not endless
+    if run.speed and 0 < done < 1 and may_go_on:
         left = duration(steps / run.speed * (1 - done) / done)
     written = files.last_change([run.path / PROGRESS_FILE])
     return [
         state,
         f"{steps:,}",
-        f"{math.floor(100 * done)}%",
+        "endless" if endless and done < 1 else f"{math.floor(100 * done)}%",
         score,
         f"{run.speed:.0f}" if run.speed else "-",
         left,

@@ -1,5 +1,6 @@
 """The table of runs: their states, those of sweeps, and runs that cannot be read."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,8 +8,10 @@ from made_runs import make_run
 
 from resnet import config as supervised
 from tfrl import status
+from tfrl.algorithms import iql
 from tfrl.algorithms.runs import of_run, reader
 from tfrl.cli.errors import TrainingError, UserError
+from tfrl.cli.flags import ENDLESS
 from tfrl.cli.settings import to_yaml
 from tfrl.reporting import runs
 from tfrl.run.checkpoint import CheckpointStore, State
@@ -26,14 +29,30 @@ def test_the_state_of_a_run_is_that_of_its_files_and_its_lock(tmp_path):
     assert [state(done), state(half)] == ["done", "not running"]
     with locked(half):
         assert state(half) == "running"
-    for run in (done, half):
-        (run / LEFT_FILE).touch()
-    assert [state(done), state(half)] == ["done", "ended early"]
     cells = status.row(runs.load(half))
     assert cells[1:3] == ["16,384", "33%"] and cells[6].endswith(" s ago")
     speed = float(cells[4])
     assert cells[5] == f"{int(2 * 16_384 / speed)} s"  # two thirds are left, at about 800 steps/s
-    assert status.row(runs.load(done))[5] == "-"
+    for run in (done, half):
+        (run / LEFT_FILE).touch()
+    assert [state(done), state(half)] == ["done", "ended early"]
+    assert [status.row(runs.load(run))[5] for run in (done, half)] == ["-", "-"]
+
+
+def test_an_endless_run_has_no_share_and_no_time_left(tmp_path):
+    run = make_run(tmp_path, total_steps=ENDLESS, updates=1, finished=False)
+    _, _, done, *_, left, _ = status.row(runs.load(run))
+    assert (done, left) == ("endless", "-")
+
+
+def test_a_run_from_recorded_data_has_its_speed_and_the_return_of_its_last_evaluation(tmp_path):
+    config = iql.Config(env="CartPole-v1", preset="default", dataset="x", logdir=str(tmp_path), run_name="r")
+    config = dataclasses.replace(config, total_steps=20_000)
+    config.run_dir.mkdir()
+    (config.run_dir / "config.yaml").write_text(to_yaml(config.complete()))
+    rows = "env_steps,eval_test/return,time/updates_per_second\n5000,7,100\n10000,,100\n"
+    (config.run_dir / "progress.csv").write_text(rows)
+    assert status.row(runs.load(config.run_dir))[1:6] == ["10,000", "50%", "7.00", "100", "1 min"]
 
 
 @pytest.mark.parametrize(

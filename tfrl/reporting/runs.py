@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tfrl.reporting.supervised import SupervisedRun
 
 STEPS, IMAGES = "env_steps", "images"
-SPEED = "time/env_steps_per_second"
+SPEEDS = {"env steps": "time/env_steps_per_second", "gradient steps": "time/updates_per_second"}
 _TASK = {*Task.__dataclass_fields__, "precision", "eval_greedy"}
 
 
@@ -112,8 +112,8 @@ class StoredRun:
 
     @property
     def speed(self) -> float | None:
-        """Env steps a second of all updates; None before the first one."""
-        return mean_speed(self.progress, SPEED)
+        """Env steps, or gradient steps, a second of all updates; None before the first one."""
+        return mean_speed(self.progress, SPEEDS[self.config.counts])
 
     def evaluations(self, level_set: str) -> tuple[np.ndarray, np.ndarray]:
         """Env steps and mean returns of the evaluations on a level set, both float64 [P]."""
