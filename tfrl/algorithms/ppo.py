@@ -234,6 +234,8 @@ class Config(PPO, LevelReplay, RolloutSettings):
         """Settings without an effect by name, each with the reason."""
         names = [field.name for field in dataclasses.fields(LevelReplay) if field.name != "level_replay"]
         found = {} if self.level_replay else dict.fromkeys(names, "without --level-replay")
+        if self.clip_value and self.value_loss == "huber":
+            found["clip_value"] = "with --value-loss huber"
         return super().ineffective | found
 
 

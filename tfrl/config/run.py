@@ -411,6 +411,9 @@ class RLSettings(RunSettings, Hardware, Torso, Learning, Task, Settings):
             found["total_frames"] = None
         elif given.get("max_episodes") == -1 and given.get("total_frames") is None:
             found["total_steps"] = ENDLESS
+        torso = given.get("critic_torso")
+        if torso is not None and given.get("share_torso"):
+            raise UserError(f"--critic-torso {torso} is a torso of its own; leave --share-torso out.")
         return found
 
     @property
@@ -459,6 +462,10 @@ class RLSettings(RunSettings, Hardware, Torso, Learning, Task, Settings):
             found["rmsprop_decay"] = "without --optimizer rmsprop"
         if self.optimizer == "sgd":
             found["adam_epsilon"] = "with --optimizer sgd"
+        if not registry.family(self.env).names:
+            found["env_threads"] = "on Gymnasium's envs, which have --env-processes"
+        if self.distribution_mode == "exploration":
+            found["num_levels"] = "with --distribution-mode exploration, a single level"
         return found
 
     @property
