@@ -36,11 +36,11 @@ class Pictures:
         return self.frames
 
 
-def drawn(env, actions, probabilities=None, overlay=True, tile=512):
+def drawn(env, actions, probabilities=None, overlay=True, tile=512, **named):
     """The first frame of a grid, uint8 [H, W, 3]."""
     frames = []
     options = video.Recording(episodes=len(actions), overlay=overlay)
-    grid = video.Grid(options, frames.append, probabilities, tile)
+    grid = video.Grid(options, frames.append, probabilities, tile, **named)
     grid.before(env, np.zeros((len(actions), 3), np.float32), actions)
     return frames[0]
 
@@ -91,6 +91,17 @@ def test_actions_of_many_numbers_have_room(size):
         action[0, first : first + tenth] = 1.0
         changed = caption(drawn(Pictures((64, 64, 3), spec), action)) != plain
         assert changed[:, half].any() and changed.sum() == changed[:, half].sum()
+
+
+def test_only_the_actions_of_procgen_and_catch_have_names(tmp_path, monkeypatch):
+    frames = [drawn(Pictures((64, 64, 3), Discrete(3)), np.ones(1, np.int32), named=n) for n in (True, False)]
+    assert (frames[0] != frames[1]).any()
+    seen = []
+    monkeypatch.setattr(video, "_draw_action", lambda *_, named: seen.append(named))
+    for env in ("catch", "Acrobot-v1"):  # both have three actions
+        words = ["--random", env, "--out", str(tmp_path / "v.gif"), "--episodes", "1", "--max-steps", "1"]
+        assert record.main(words) == 0
+    assert {*seen[:1]} == {True} and {*seen[-1:]} == {False}
 
 
 def test_an_action_without_probabilities_is_marked():

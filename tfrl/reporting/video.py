@@ -23,7 +23,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import COUNT, Range
-from tfrl.envs.registry import frames_per_second
+from tfrl.envs.registry import family, frames_per_second
 from tfrl.envs.spec import ActionSpec, Discrete, MultiDiscrete, Step, VecEnv
 from tfrl.experience.episodes import ActingPolicy, Watcher, level_spec, play
 from tfrl.run import files, rng
@@ -35,7 +35,7 @@ _BARS_LEFT = 172  # right of the caption's text
 _WIDEST_BAR = 48
 _SMOOTH = Image.Resampling.BILINEAR  # twice as fast as LANCZOS
 _LOOK = {"back": (24, 24, 24), "text": (245, 245, 245), "bar": (120, 120, 120), "chosen": (255, 190, 60)}
-# Procgen's 15 actions: nine moves and six keys.
+# The actions of catch, and procgen's 15: nine moves and six keys.
 _ACTIONS = {15: "\u2199\u2190\u2196\u2193\u00b7\u2191\u2198\u2192\u2197DAWSQE", 3: "\u2190\u00b7\u2192"}
 _NO_DISPLAY = "--window needs a display, and there is none here; without it, a video is written."
 _ENCODERS = {
@@ -79,7 +79,7 @@ def save(
     with files.replacing(path) as staged:
         staged.touch()  # raises a better error than the encoder
         with writing(staged, fps=frames_per_second(task)) as append:
-            grid = Grid(options, append, probabilities, tile)
+            grid = Grid(options, append, probabilities, tile, named=bool(family(task.env).names))
             _play(policy, task, options, grid, broken_off=lambda: False)
 
 
@@ -91,7 +91,7 @@ def show(
     Raises UserError if the env cannot be rendered.
     """
     tile = 512 if options.episodes == 1 else 256
-    grid = Grid(options, window.append, probabilities, tile)
+    grid = Grid(options, window.append, probabilities, tile, named=bool(family(task.env).names))
     _play(policy, task, options, grid, broken_off=lambda: window.closed)
 
 
@@ -217,13 +217,20 @@ class Grid(Watcher):
       sink: gets the frames uint8 [H, W, 3]; their height and width are even.
       probabilities: for the captions; None: they show the actions themselves.
       tile: the width of a tile, and the height of its frame, in pixels.
+      named: True if the captions name the actions, as for procgen and catch, instead of numbering them.
     """
 
     def __init__(
-        self, options: Recording, sink: Callable[[np.ndarray], None], probabilities: Probabilities, tile: int
+        self,
+        options: Recording,
+        sink: Callable[[np.ndarray], None],
+        probabilities: Probabilities,
+        tile: int,
+        *,
+        named: bool = False,
     ) -> None:
         self._sink = sink
-        self._overlay = options.overlay
+        self._overlay, self._named = options.overlay, named
         self._probabilities = probabilities if options.overlay else None
         self._size = tile, tile + (tile * _CAPTION // _TILE if options.overlay else 0)
         self._returns = np.zeros(options.episodes)
@@ -246,7 +253,7 @@ class Grid(Watcher):
                 draw = ImageDraw.Draw(caption)
                 draw.text((12, 6), f"step {self._step}", font=_font(20), fill=_LOOK["text"])
                 draw.text((12, 32), f"return {self._returns[i]:.1f}", font=_font(20), fill=_LOOK["text"])
-                _draw_action(draw, env.action_spec, actions[i], chances[i])
+                _draw_action(draw, env.action_spec, actions[i], chances[i], named=self._named)
                 width, height = self._size
                 tile.paste(caption.resize((width, height - width), _SMOOTH), (0, width))
             self._tiles[i] = tile
@@ -289,7 +296,12 @@ def _paste_fitted(tile: Image.Image, frame: np.ndarray) -> None:
 
 
 def _draw_action(
-    draw: ImageDraw.ImageDraw, spec: ActionSpec, action: np.ndarray, chances: np.ndarray | None
+    draw: ImageDraw.ImageDraw,
+    spec: ActionSpec,
+    action: np.ndarray,
+    chances: np.ndarray | None,
+    *,
+    named: bool,
 ) -> None:
     """Draws a bar for each discrete action, or for each number of an action, from -1 to 1."""
     count = spec.n if isinstance(spec, Discrete) else len(action)
@@ -300,7 +312,7 @@ def _draw_action(
     ]
     if isinstance(spec, Discrete):
         chances = np.eye(count)[action] if chances is None else chances
-        names = _ACTIONS.get(count) or [str(a) for a in range(count)]
+        names = _ACTIONS[count] if named else [str(a) for a in range(count)]
         for a, (left, right) in enumerate(bars):
             color, base = _LOOK["chosen" if a == action else "bar"], 42
             top = base - max(1, round(36 * float(chances[a])))
