@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from made_envs import digest, made, play, vector
 
+from tfrl.config.run import Task
 from tfrl.envs import gymnasium as family
 from tfrl.envs import registry
 from tfrl.envs.facts import find_facts
@@ -394,6 +395,8 @@ def test_success_is_what_the_env_says_of_its_last_episode():
 def test_atari_has_the_usual_preprocessing():
     assert find_facts("ALE/Pong-v5")[:2] == (ArraySpec((84, 84, 4), "uint8"), Discrete(6))
     assert find_facts("ALE/Pong-v5") == find_facts("PongNoFrameskip-v4")
+    rates = [registry.frames_per_second(Task(env="ALE/Pong-v5", frame_skip=skip)) for skip in (None, 4, 2)]
+    assert rates == [15, 15, 30]
     steps = play(vector("ALE/Pong-v5", [0]), 20)
     for before, after in zip(steps, steps[1:], strict=False):  # frames move through the stack
         np.testing.assert_array_equal(after.observation[..., :3], before.observation[..., 1:])

@@ -390,6 +390,7 @@ def _preprocess_atari(env: gymnasium.Env, frame_skip: int) -> gymnasium.Env:
     _ATARI_OPTIONS.
     """
     stacked = FrameStackObservation(AtariPreprocessing(env, frame_skip=frame_skip), _STACK)
+    stacked.metadata = {**env.metadata, "render_fps": 60}  # the console's; ALE says 30
     space = gymnasium.spaces.Box(0, 255, (84, 84, _STACK), np.uint8)
     return _AtariFrames(stacked, lambda frames: np.moveaxis(frames, 0, -1), space)
 

@@ -224,7 +224,7 @@ def level_set_title(env: str, level_set: str) -> str:
 
 def frames_per_second(task: EnvSettings) -> float:
     """The agent's steps per second in videos of the task's env. Raises like `specs`."""
-    return family(task.env).fps or facts.facts_of(task).fps / (task.frame_skip or 1)
+    return family(task.env).fps or facts.facts_of(task).fps / frames_per_step(task)
 
 
 def frames_per_step(task: EnvSettings) -> int:
