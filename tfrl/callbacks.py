@@ -99,11 +99,19 @@ class RecordVideo(_Every):
       steps: the interval between videos, in env steps.
       episodes: the number of episodes, which are side by side in the video.
       format: "mp4" or "gif".
+      max_steps: the env steps after which the video ends, also within an episode.
     """
 
-    def __init__(self, steps: int, *, episodes: int = 1, format: str = "mp4") -> None:  # noqa: A002
+    def __init__(
+        self,
+        steps: int,
+        *,
+        episodes: int = 1,
+        format: str = "mp4",  # noqa: A002
+        max_steps: int = 300,
+    ) -> None:
         super().__init__(steps)
-        self._options, self._format = video.Recording(episodes=episodes, max_steps=300), format
+        self._options, self._format = video.Recording(episodes=episodes, max_steps=max_steps), format
 
     def on_start(self, run: RunOfCallback) -> None:
         """Raises UserError for a supervised run."""
