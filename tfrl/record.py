@@ -67,8 +67,12 @@ def main(arguments: Sequence[str]) -> int:
         source = find_policy(run, checkpoint)
         seed = source.config.seed if options.seed is None else options.seed
         task = dataclasses.replace(source.config, seed=seed)
-        name = f"{registry.file_name(task.env)}-{options.levels}-{source.env_steps}.{options.format}"
-        path = Path(options.out) if options.out else folder_of(run) / "videos" / name
+        name = f"{registry.file_name(task.env)}-{options.levels}-{source.env_steps}"
+        if options.seed is not None:
+            name += f"-seed{seed}"
+        if options.greedy is not None:
+            name += "-greedy" if options.greedy else "-no-greedy"
+        path = Path(options.out or folder_of(run) / "videos" / f"{name}.{options.format}")
     check_level_set(task.env, options.levels)
     with contextlib.ExitStack() as opened:
         if options.window:  # a missing display is found first

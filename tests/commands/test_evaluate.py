@@ -361,6 +361,15 @@ def test_a_run_is_recorded(kind, run):
     assert not list((run / "videos").glob(".*"))
 
 
+def test_a_video_of_another_seed_or_choice_of_actions_has_another_name(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("videos"))
+    few, names = ["--format", "gif", "--episodes", "1", "--max-steps", "1"], set()
+    for flags in ([], ["--seed", "7"], ["--greedy"], ["--no-greedy", "--seed", "7"]):
+        assert record.main([str(copy), *few, *flags]) == 0
+        names |= {path.stem.partition("-test-")[2].partition("-")[2] for path in copy.glob("videos/*")}
+    assert names == {"", "seed7", "greedy", "seed7-no-greedy"}
+
+
 def test_a_recording_that_is_cut_off_leaves_nothing(tmp_path):
     def interrupted(observations, uniforms):
         raise KeyboardInterrupt
