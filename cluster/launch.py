@@ -17,10 +17,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple, TextIO
 
 from cluster.agent import SAVED, STARTED, STOPS
 from tfrl.cli import endings, flags
@@ -265,55 +265,70 @@ def launch(
       grace: seconds from SIGTERM to SIGKILL after a failure.
       called: the word for a worker in sentences.
     """
-    stop = endings.Requests()
-    for number in endings.heeded():
-        signal.signal(number, lambda number, _: stop.take(number))
-    output = Output(sys.stdout.buffer, sys.stderr.buffer)
-    restarts = failures = 0  # all restarts; failures since the last checkpoint
-    launch_id = secrets.token_hex(8)
-    while not stop.first:
-        places = find_places(lambda: bool(stop.first), output.tell)
-        if stop.first:
-            break
-        about = {LAUNCH: launch_id} | ({RESTARTED: str(restarts)} if restarts else {})
-        places = [replace(place, environment={**place.environment, **about}) for place in places]
-        output.forget_errors()
-        team = Team(places, command, output)
-        try:
-            culprit, code, told = attend(team, stop, grace)
-        finally:
-            team.close()
-        if culprit is None:
-            return code
+    output = Output(sys.stdout, sys.stderr)
+    with signals_taken() as stop:
+        restarts = failures = 0  # all restarts; failures since the last checkpoint
+        launch_id = secrets.token_hex(8)
+        while not stop.first:
+            places = find_places(lambda: bool(stop.first), output.tell)
+            if stop.first:
+                break
+            about = {LAUNCH: launch_id} | ({RESTARTED: str(restarts)} if restarts else {})
+            places = [replace(place, environment={**place.environment, **about}) for place in places]
+            output.forget_errors()
+            team = Team(places, command, output)
+            try:
+                culprit, code, told = attend(team, stop, grace)
+            finally:
+                team.close()
+            if culprit is None:
+                return code
 
-        failures = 1 if team.saved else failures + 1
-        end, why = None, ""
-        if code == BAD_SETTINGS:
-            end, why = BAD_SETTINGS, f"; all {called}s are stopped"
-        elif told:
-            end, why = FAILED, " while all were being stopped; a resume begins from the last checkpoint"
-        elif code == FAILED:
-            end, why = FAILED, "; not restarted, because it would fail again"
-        elif stop.first:
-            end, why = endings.STOP_CODES[stop.first], "; not restarted, because a stop was requested"
-        elif failures > max_restarts:
-            end, why = FAILED, f"; no restarts are left (--max-restarts {max_restarts})"
-        reason = describe(called, culprit, code, places[culprit].host, started=culprit in team.started)
-        if end is not None:
-            output.tell(reason + why)
-            return end
+            failures = 1 if team.saved else failures + 1
+            end, why = None, ""
+            if code == BAD_SETTINGS:
+                end, why = BAD_SETTINGS, f"; all {called}s are stopped"
+            elif told:
+                end, why = FAILED, " while all were being stopped; a resume begins from the last checkpoint"
+            elif code == FAILED:
+                end, why = FAILED, "; not restarted, because it would fail again"
+            elif stop.first:
+                end, why = endings.STOP_CODES[stop.first], "; not restarted, because a stop was requested"
+            elif failures > max_restarts:
+                end, why = FAILED, f"; no restarts are left (--max-restarts {max_restarts})"
+            reason = describe(called, culprit, code, places[culprit].host, started=culprit in team.started)
+            if end is not None:
+                output.tell(reason + why)
+                return end
 
-        restarts += 1
-        # Each wait is four times as long, so that a host may come up again.
-        seconds = 0.0 if team.saved else min(LONGEST_WAIT, restart_wait * 4.0 ** (failures - 1))
-        output.tell(
-            f"{reason}; restarting all {len(places)} {called}s from the last checkpoint"
-            f"{f' in {seconds:g} s' if seconds else ''} (restart {failures} of {max_restarts})"
-        )
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and not stop.first:
-            time.sleep(TICK)
-    return endings.STOP_CODES[stop.first]
+            restarts += 1
+            # Each wait is four times as long, so that a host may come up again.
+            seconds = 0.0 if team.saved else min(LONGEST_WAIT, restart_wait * 4.0 ** (failures - 1))
+            output.tell(
+                f"{reason}; restarting all {len(places)} {called}s from the last checkpoint"
+                f"{f' in {seconds:g} s' if seconds else ''} (restart {failures} of {max_restarts})"
+            )
+            until = time.monotonic() + seconds
+            while time.monotonic() < until and not stop.first:
+                time.sleep(TICK)
+        return endings.STOP_CODES[stop.first]
+
+
+@contextlib.contextmanager
+def signals_taken() -> Iterator[endings.Requests]:
+    """Takes signals to stop within the context. Outside the main thread Python allows no handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield endings.Requests()
+        return
+    stop = endings.OURS
+    stop.begin()
+    stop.heard = True  # the workers answer
+    handlers = {s: signal.signal(s, lambda number, _: stop.take(number)) for s in endings.heeded()}
+    try:
+        yield stop
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 class Ending(NamedTuple):
@@ -516,7 +531,7 @@ class Output:
     lost.
     """
 
-    def __init__(self, stdout: BinaryIO, stderr: BinaryIO) -> None:
+    def __init__(self, stdout: TextIO, stderr: TextIO) -> None:
         self._streams = {"stdout": stdout, "stderr": stderr}
         self._lock = threading.RLock()
         self._unfinished: dict[tuple[int, str], bytes] = {}
@@ -555,7 +570,11 @@ class Output:
         stream = self._streams[name]
         with surviving(stream):
             # On a terminal over the chief's progress line, which the chief will draw again.
-            stream.write((b"\r\x1b[2K" if stream.isatty() else b"") + line + b"\n")
+            text = (b"\r\x1b[2K" if stream.isatty() else b"") + line + b"\n"
+            if hasattr(stream, "buffer"):
+                stream.buffer.write(text)
+            else:  # in a notebook
+                stream.write(text.decode(errors="replace"))
             stream.flush()
 
 

@@ -151,8 +151,8 @@ def _raise_for(code: int, folder: Path) -> None:
     if code == endings.STOP_CODES[signal.SIGINT]:
         raise KeyboardInterrupt
     if code == endings.STOP_CODES[signal.SIGTERM]:
-        # The program's own handler, or the default one, gets the signal.
-        signal.raise_signal(endings.OURS.first)
+        # The program's own handler, or the default one, gets the signal, also if another worker got it.
+        signal.raise_signal(endings.OURS.first or signal.SIGTERM)
     elif code:
         raise TrainingError(f"the run in {folder} failed with exit code {code}.")
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import signal
@@ -17,11 +18,13 @@ from processes import ROOT
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import tfrl
+from cluster import launch
 from tfrl.cli import streams
 from tfrl.envs.spec import Box, Discrete
 from tfrl.reporting import scores
 from tfrl.run.console import Console
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SMALL = {"total_steps": 2048, "num_envs": 8, "num_steps": 64, "epochs": 2, "eval_episodes": 4, "seed": 3}
 
 
@@ -133,11 +136,11 @@ def test_the_same_call_resumes_bit_for_bit(runs, tmp_path):
 
     settings = {**SMALL, "logdir": tmp_path, "run_name": "broken-off"}
     make = lambda: gymnasium.make("CartPole-v1")  # noqa: E731
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    handlers = [signal.getsignal(number) for number in STOPS]
     with pytest.raises(KeyboardInterrupt):
         tfrl.train("ppo", env=make, callbacks=[Stop()], **settings)
     assert not tfrl.Run(tmp_path / "broken-off").results
-    after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    after = [signal.getsignal(number) for number in STOPS]
     assert handlers == after
     run = tfrl.train("ppo", env=make, callbacks=[tfrl.Callback()], **settings)
     assert sha(run) == sha(runs["id"]) and run.results["resumed_at"] == [1024]
@@ -145,6 +148,37 @@ def test_the_same_call_resumes_bit_for_bit(runs, tmp_path):
     assert f"\nenv: {name}\n" in (run.folder / "config.yaml").read_text()
     again = tfrl.train("ppo", env=make, **settings)
     assert again.results == run.results, "a run that is complete is left alone"
+
+
+def test_a_program_with_learners_keeps_its_handlers_and_gets_the_signal(tmp_path, monkeypatch):
+    """The learners are small programs, in place of trainers. The second run is in a thread."""
+    worker = f"""
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+print("learning", flush=True)
+os.kill({os.getpid()} if sys.argv[1] == "ours" else os.getpid(), signal.SIGTERM)
+time.sleep(30)
+"""
+
+    def train(whose):
+        command = [sys.executable, "-S", "-c", worker, whose]
+        monkeypatch.setattr(launch, "launch", lambda places, _, **options: real(places, command, **options))
+        return tfrl.train("ppo", env="CartPole-v1", logdir=tmp_path, run_name=whose, learners=2, **SMALL)
+
+    real, came, out = launch.launch, [], io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)  # it has no `buffer`, as in a notebook
+    before = [signal.signal(number, lambda number, _: came.append(number)) for number in STOPS]
+    try:
+        ours = [signal.getsignal(number) for number in STOPS]
+        train("ours")
+        assert came == [signal.SIGTERM] and "learning\n" in out.getvalue()
+        assert [signal.getsignal(number) for number in STOPS] == ours
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(train, "theirs").result()
+        assert came == [signal.SIGTERM] * 2
+    finally:
+        for number, handler in zip(STOPS, before, strict=True):
+            signal.signal(number, handler)
 
 
 def test_training_takes_one_thread_of_numpy_and_gives_the_others_back(runs, threads):
