@@ -4,6 +4,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from refusals import refusal
 
 from tfrl.cli.endings import Stopped
 
@@ -79,3 +80,12 @@ def test_a_process_without_a_cpu_is_waited_for_and_not_replaced(cluster, monkeyp
     actor.wait_until_ready()
     actor.end()
     assert actor.after == "there" and not any("replaces" in sentence for sentence in said)
+
+
+def test_a_program_that_already_uses_ray_keeps_it(cluster):
+    from tfrl.remote.cluster import Cluster, ray
+
+    for address in (None, cluster.address):
+        said = refusal(Cluster, address, {"--actors": 2}, 0)
+        assert said.startswith("this process already uses Ray")
+        assert ray.cluster_resources()["CPU"] == 6

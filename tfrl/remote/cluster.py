@@ -57,7 +57,7 @@ class Cluster:
       variables: environment variables of the processes on a Ray that runs.
 
     Raises:
-      UserError: Ray has too few CPUs, or cannot be reached.
+      UserError: this process already uses Ray, or Ray has too few CPUs or cannot be reached.
       TrainingError: Ray could not be started.
     """
 
@@ -71,6 +71,11 @@ class Cluster:
         self._folder: str | None = None  # of a Ray that is started here
         self._token: str | None = None  # its file
         wanted = sum(needs.values())
+        if ray.is_initialized():
+            raise UserError(
+                "this process already uses Ray, and it can use only one: call ray.shutdown() first, or train "
+                "in another process."
+            )
         try:
             if address is not None:
                 with _signals_kept():
@@ -82,7 +87,7 @@ class Cluster:
                     self._folder = tempfile.mkdtemp(prefix="tfrl-ray-")
                     self._make_token(Path(self._folder) / "token")
                     self._start(wanted, store_bytes + _STORE_BYTES)
-        except SystemExit:
+        except BaseException:
             self.close()
             raise
         if address is None:
@@ -164,7 +169,6 @@ class Cluster:
                 **_SILENT,
             )
         except Exception as error:  # Ray has no narrower error for a start that takes too long
-            self.close()
             first = (str(error).splitlines() or ["no message"])[0]
             raise TrainingError(f"Ray could not be started: {first}") from error
         finally:
