@@ -148,13 +148,17 @@ def command_of(algorithm: str | type) -> Command:
 
 def _raise_for(code: int, folder: Path) -> None:
     """Raises the exception of an exit code, or the signal again; returns for 0."""
-    if code == endings.STOP_CODES[signal.SIGINT]:
-        raise KeyboardInterrupt
-    if code == endings.STOP_CODES[signal.SIGTERM]:
-        # The program's own handler, or the default one, gets the signal, also if another worker got it.
-        signal.raise_signal(endings.OURS.first or signal.SIGTERM)
+    if code in endings.STOP_CODES.values():
+        _raise_signal(code)
     elif code:
         raise TrainingError(f"the run in {folder} failed with exit code {code}.")
+
+
+def _raise_signal(code: int) -> None:
+    if code == endings.STOP_CODES[signal.SIGINT]:
+        raise KeyboardInterrupt from None
+    # The program's own handler, or the default one, gets the signal, also if another worker got it.
+    signal.raise_signal(endings.OURS.first or signal.SIGTERM)
 
 
 def trainer(
@@ -363,13 +367,21 @@ def _arguments(values: Mapping[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def _our_errors() -> Iterator[None]:
-    """Turns a UserError into a SettingsError that names settings as Python does: num_envs for --num-envs."""
+    """Turns a UserError into a SettingsError that names settings as Python does: num_envs for --num-envs.
+
+    A SystemExit after a signal, before the run's loop, becomes that signal.
+    """
     with streams.called_from_python():
         try:
             yield
         except UserError as error:
             # The cause is the trace of a user's env, if it raised.
             raise SettingsError(streams.spelled(str(error))) from error.__cause__
+        except SystemExit as end:
+            if not isinstance(end.code, int) or end.code not in endings.STOP_CODES.values():
+                raise
+            _raise_signal(end.code)
+            raise TrainingError("a signal stopped the run before its training began.") from None
 
 
 # Policies

@@ -7,6 +7,8 @@ import threading
 import pytest
 
 import tfrl
+from tfrl.cli import endings
+from tfrl.training.command import Command
 
 SMALL = {"env": "CartPole-v1", "num_envs": 4, "num_steps": 64, "epochs": 1, "eval_episodes": 2, "hidden": "8"}
 SMALL |= {"total_steps": 1024, "seed": 3, "num_minibatches": 1, "eager": True}
@@ -71,6 +73,36 @@ def test_ctrl_c_in_an_own_loop_saves_after_the_update_and_raises(plain, tmp_path
         assert trainer.updates == 1
         ended(trainer)
     assert trainer.run.results["weights_sha256"] == plain.results["weights_sha256"]
+
+
+def test_a_signal_while_actors_start_reaches_the_program(tmp_path, monkeypatch):
+    """Ray's actors then end the command with SystemExit."""
+
+    def learner_of(self, config):
+        def make_learner(session):
+            os.kill(os.getpid(), number)
+            raise SystemExit(endings.STOP_CODES[number])
+
+        return make_learner
+
+    def own_loop():
+        with tfrl.trainer("ppo", logdir=tmp_path, **SMALL):
+            pass
+
+    monkeypatch.setattr(Command, "learner_of", learner_of)
+    came = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        for call in (own_loop, lambda: tfrl.train("ppo", logdir=tmp_path, **SMALL)):
+            number = signal.SIGINT
+            with pytest.raises(KeyboardInterrupt):
+                call()
+            number = signal.SIGTERM
+            with pytest.raises(tfrl.TrainingError, match=r"^a signal stopped the run before its training"):
+                call()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert came == [signal.SIGTERM] * 2
 
 
 def test_a_run_that_this_process_has_open_is_not_trained_again_in_it(tmp_path):
