@@ -19,6 +19,7 @@ from tfrl import status
 from tfrl.algorithms import registry as settings
 from tfrl.algorithms.runs import check_start
 from tfrl.run.checkpoint import CheckpointStore
+from tfrl.training import off_policy, on_policy
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.offline import OfflineLearner
 from tfrl.training.on_policy import OnPolicyLearner
@@ -284,3 +285,18 @@ def test_a_run_needs_a_set_and_an_env_or_none(sets, tmp_path):
     assert refusal(parse, given) == "--eval-every has no effect with --env none; leave it out."
     assert "td3_bc needs continuous actions" in refusal(settings.reader("td3_bc").parse, given[:2])
     assert "--env none is for algorithms" in refusal(settings.reader("ppo").parse, ["--env", "none"])
+
+
+def test_the_envs_are_made_when_nothing_else_can_fail(sets, tmp_path, monkeypatch):
+    """Nobody would end their processes."""
+    from learners import make
+
+    given = ["--env", "Pendulum-v1", "--hidden", "8", "--num-envs", "2", "--logdir", str(tmp_path)]
+    config = settings.reader("sac").parse([*given, "--dataset", str(sets / "CartPole-v1")])
+    monkeypatch.setattr(off_policy, "make_envs", lambda *_, **__: pytest.fail("the envs are there"))
+    assert "CartPole-v1" in refusal(make, config, OffPolicyLearner)
+    config = settings.reader("ppo").parse([*given, "--normalize-observations"])
+    monkeypatch.setattr(on_policy, "make_envs", off_policy.make_envs)
+    monkeypatch.setattr(OnPolicyLearner, "_initial_scaling", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        make(config)

@@ -44,8 +44,6 @@ class OffPolicyLearner(EnvLearner):
     def __init__(self, config: ReplaySettings, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
         self._indices = list(session.runtime.local_envs(config.num_envs))
-        self.envs, self._prefetch = make_envs(config, session, replicas=1)
-        self.time_columns = (*_COLUMNS, *(self._prefetch.columns if self._prefetch else ()))
         observation, action = registry.specs(config)
         self.replay = ReplayBuffer(
             self._indices,
@@ -63,6 +61,9 @@ class OffPolicyLearner(EnvLearner):
         self._pending: PendingSteps | None = None  # gradient steps under way
         self._iteration: _Iteration | None = None  # the unfinished one
         self._since_vote = 0  # turns of env steps and gradient steps since the last vote on a stop
+        # Last, because nobody would close them after an error.
+        self.envs, self._prefetch = make_envs(config, session, replicas=1)
+        self.time_columns = (*_COLUMNS, *(self._prefetch.columns if self._prefetch else ()))
 
     def _read(self, dataset: str) -> Transitions:
         """Holds a recorded set. Raises UserError if it does not fit the env or the memory."""

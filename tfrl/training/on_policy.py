@@ -38,8 +38,6 @@ class OnPolicyLearner(EnvLearner):
     def __init__(self, config: RolloutSettings, session: Session, make_agent: MakeAgent) -> None:
         super().__init__(config, session, make_agent)
         self._indices = list(session.runtime.local_envs(config.num_envs))
-        self.envs, self._prefetch = make_envs(config, session, replicas=session.runtime.local_replicas)
-        self.time_columns = (*_COLUMNS, *(self._prefetch.columns if self._prefetch else ()))
         self._rewards = RewardNormalizer(config.num_envs, config.reward_norm_gamma)
         self._levels = LevelSampler.of(config)
         if self._levels is not None:
@@ -48,6 +46,9 @@ class OnPolicyLearner(EnvLearner):
         self._spec = registry.specs(config)[0]
         if config.normalize_observations and self._spec.num_numbers:
             self._observations = self._initial_scaling()
+        # Last, because nobody would close them after an error.
+        self.envs, self._prefetch = make_envs(config, session, replicas=session.runtime.local_replicas)
+        self.time_columns = (*_COLUMNS, *(self._prefetch.columns if self._prefetch else ()))
 
     # One update
 
