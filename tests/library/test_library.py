@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import tfrl
 from cluster import launch
-from tfrl.cli import streams
+from tfrl.cli import endings, streams
 from tfrl.envs.spec import Box, Discrete
 from tfrl.reporting import scores
 from tfrl.run.console import Console
@@ -151,7 +151,7 @@ def test_the_same_call_resumes_bit_for_bit(runs, tmp_path):
 
 
 def test_a_program_with_learners_keeps_its_handlers_and_gets_the_signal(tmp_path, monkeypatch):
-    """The learners are small programs, in place of trainers. The second run is in a thread."""
+    """The learners are small programs, in place of trainers. The later runs are in a thread."""
     worker = f"""
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -175,7 +175,9 @@ time.sleep(30)
         assert [signal.getsignal(number) for number in STOPS] == ours
         with ThreadPoolExecutor(1) as pool:
             pool.submit(train, "theirs").result()
-        assert came == [signal.SIGTERM] * 2
+            endings.OURS.begin()  # as in a program that never got a signal
+            pool.submit(train, "others").result()
+        assert came == [signal.SIGTERM] * 3
     finally:
         for number, handler in zip(STOPS, before, strict=True):
             signal.signal(number, handler)

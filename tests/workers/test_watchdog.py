@@ -287,15 +287,34 @@ def test_a_single_worker_has_no_watchdog(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("in_thread", [False, True])
 @pytest.mark.parametrize(("seconds", "code"), [(0.2, -signal.SIGALRM), (60.0, 0)])
-def test_a_deadline_ends_a_process_whose_other_threads_cannot_run(seconds, code):
+def test_a_deadline_ends_a_process_whose_other_threads_cannot_run(seconds, code, in_thread):
     # A sleep in C that keeps the interpreter to itself, as TensorFlow does while it connects.
     program = (
-        "import ctypes\nfrom tfrl.workers.watchdog import deadline\n"
-        f"with deadline({seconds}):\n    ctypes.PyDLL(None).usleep(3_000_000)"
+        "import ctypes, threading\nfrom tfrl.workers.watchdog import deadline\n"
+        "def connect():\n"
+        f"    with deadline({seconds}):\n        ctypes.PyDLL(None).usleep(3_000_000)\n    print('done')\n"
+        + ("threading.Thread(target=connect).start()" if in_thread else "connect()")
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == code
-    assert ("line 4 in <module>" in done.stderr) == (code != 0)
+    assert ("line 5 in connect" in done.stderr) == (done.stdout == "") == (code != 0)
+
+
+def test_a_deadline_in_a_thread_leaves_the_alarm_of_the_program_alone():
+    came, before = [], signal.signal(signal.SIGALRM, lambda *_: came.append(1))
+
+    def connect():
+        with watchdog.deadline(60.0):
+            came.append(signal.getitimer(signal.ITIMER_REAL)[0])
+
+    try:
+        thread = threading.Thread(target=connect)
+        thread.start()
+        thread.join()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert came == [0.0]

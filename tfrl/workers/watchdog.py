@@ -310,15 +310,24 @@ def deadline(seconds: float) -> Iterator[None]:
 
     While TensorFlow connects, no other Python thread runs, so the watchdog cannot help. TensorFlow would wait
     an hour for a worker that went away after the rendezvous.
+
+    In a thread of a program with its own handler of SIGALRM, it only prints the stack.
     """
-    faulthandler.dump_traceback_later(seconds, file=sys.stderr)
-    handler = signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, seconds + 1.0)  # when the stack has been written
+    # Outside the main thread Python allows no other handler.
+    is_main, handler = threading.current_thread() is threading.main_thread(), signal.getsignal(signal.SIGALRM)
+    has_alarm = is_main or handler == signal.SIG_DFL
     try:
+        faulthandler.dump_traceback_later(seconds, file=sys.stderr)
+        if is_main:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        if has_alarm:
+            signal.setitimer(signal.ITIMER_REAL, seconds + 1.0)  # when the stack has been written
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, handler)
+        if has_alarm:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+        if is_main:
+            signal.signal(signal.SIGALRM, handler)
         faulthandler.cancel_dump_traceback_later()
 
 
