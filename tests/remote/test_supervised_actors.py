@@ -54,6 +54,7 @@ def test_a_process_for_which_ray_has_no_cpu_is_reported_and_a_signal_ends_the_wa
 
 
 def test_a_process_without_a_cpu_is_waited_for_and_not_replaced(cluster, monkeypatch):
+    """No get times out meanwhile: Ray would then drop what has come of a large answer from another node."""
     from tfrl.remote import supervised_actors
     from tfrl.remote.cluster import ray
 
@@ -75,11 +76,21 @@ def test_a_process_without_a_cpu_is_waited_for_and_not_replaced(cluster, monkeyp
         console=SimpleNamespace(warn=said.append),
         watchdog=SimpleNamespace(beat=beat),
     )
+    late, get = [], ray.get
+
+    def timed(*arguments, **options):
+        try:
+            return get(*arguments, **options)
+        except ray.exceptions.GetTimeoutError:
+            late.append(arguments)
+            raise
+
+    monkeypatch.setattr(ray, "get", timed)
     group = supervised_actors.SupervisedActors(cluster, session, 5.0)
     actor = supervised_actors.SupervisedActor("actor 0", ray.remote(num_cpus=1)(Idle).remote, group)
     actor.wait_until_ready()
     actor.end()
-    assert actor.after == "there" and not any("replaces" in sentence for sentence in said)
+    assert actor.after == "there" and not any("replaces" in sentence for sentence in said) and not late
 
 
 def test_a_program_that_already_uses_ray_keeps_it(cluster):

@@ -152,14 +152,9 @@ class SupervisedActor:
         end = time.monotonic() + timeout
         while True:
             try:
-                return ray.get(reference, timeout=_POLL_SECONDS)
-            except ray.exceptions.GetTimeoutError:
-                self._group.cluster.check()
-                self._group.look()
-                if look():
-                    end = time.monotonic() + timeout
-                if time.monotonic() >= end:
-                    raise _GoneError(f"has not answered for {timeout:g} s") from None
+                # A get that times out would make Ray begin the transfer from another node anew.
+                if ray.wait([reference], timeout=_POLL_SECONDS)[0]:
+                    return ray.get(reference, timeout=timeout)
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, EnvError):  # its sentence is complete
                     raise error.cause from None
@@ -168,6 +163,12 @@ class SupervisedActor:
                 if getattr(error, "actor_init_failed", False):  # and would fail again
                     raise TrainingError(f"{self._name} failed: {str(error).splitlines()[-1]}") from None
                 raise _GoneError("has died") from None
+            self._group.cluster.check()
+            self._group.look()
+            if look():
+                end = time.monotonic() + timeout
+            if time.monotonic() >= end:
+                raise _GoneError(f"has not answered for {timeout:g} s")
 
     def _replace(self, reason: str) -> None:
         """Starts another process in place of one that is gone; it repeats the open orders."""
