@@ -40,6 +40,7 @@ from tfrl.remote.learners import Nodes
 
 def main(arguments):
     address, program, folder = arguments
+    sys.path.append(f"{folder}/modules")
     config = types.SimpleNamespace(learners=2, actors=0, ray_address=address)
     options = {"max_restarts": 3, "restart_wait": 0.0, "grace": 5.0, "called": "learner"}
     with contextlib.closing(Nodes(config)) as places:
@@ -109,6 +110,7 @@ def test_workers_on_ray_pass_on_output_signals_and_exit_codes(node, tmp_path):
     program = """
 print("this is", task, flush=True)
 note(os.environ["TFRL_LEARNER"])
+note("finds modules" if f"{folder}/modules" in sys.path else sys.path)
 signal.signal(signal.SIGTERM, lambda *_: (note("told"), os._exit(143)))
 all_started()
 if task == 1 and starts == 1:
@@ -126,6 +128,7 @@ time.sleep(60 if starts == 1 else 0)
     first, second = ((tmp_path / f"worker-{i}").read_text().split("\n") for i in range(2))
     assert (first.count(node.address), first.count("told")) == (2, 1)
     assert (second.count(node.address), second.count("told")) == (2, 0)
+    assert (first.count("finds modules"), second.count("finds modules")) == (2, 2)
     until(lambda: not node.processes(b"ray::LearnerHost"), 60)
 
 

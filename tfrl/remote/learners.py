@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from cluster.launch import LOST, Place, shares, start_agent, tf_configs
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.config.distributed import LEARNER, DistributedSettings
+from tfrl.envs.callables import search_path
 from tfrl.remote.cluster import Cluster, RayError, free_cpus, ray, serve_driver
 
 _LISTEN = 0.2  # seconds that a host waits for output of its agent before it answers
@@ -48,9 +49,10 @@ class LearnerHost:
             ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), socket.gethostname()
         )
 
-    def shares(self, learners: int) -> list[tuple[int, dict[str, str]]]:
-        """Equal parts of this machine for so many learners."""
-        return shares(learners)
+    def shares(self, learners: int, path: str) -> list[tuple[int, dict[str, str]]]:
+        """Equal parts of this machine for so many learners, which import modules also from `path`."""
+        places = os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH"))))
+        return [(port, {**own, "PYTHONPATH": places}) for port, own in shares(learners)]
 
     def begin(self) -> None:
         """Starts the agent."""
@@ -185,7 +187,7 @@ class Nodes:
                 return []
         nodes: list[Node] = ray.get(waiting)
         left = {
-            node: ray.get(self._hosts[nodes.index(node)].shares.remote(count))
+            node: ray.get(self._hosts[nodes.index(node)].shares.remote(count, search_path()))
             for node, count in Counter(nodes).items()
         }
         mine = [left[node].pop(0) for node in nodes]
