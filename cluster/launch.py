@@ -26,7 +26,7 @@ from cluster.agent import SAVED, STARTED, STOPS
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import UserError
 from tfrl.cli.flags import NATURAL, Range
-from tfrl.cli.streams import surviving
+from tfrl.cli.streams import surviving, tell
 from tfrl.workers import machine, tf_config
 from tfrl.workers.tf_config import LAUNCH, RESTARTED
 
@@ -229,14 +229,19 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def gpu_shares(gpus: Sequence[str], workers: int) -> list[str]:
-    """CUDA_VISIBLE_DEVICES of each worker; empty without GPUs. Raises UserError for too few GPUs."""
+    """CUDA_VISIBLE_DEVICES of each worker, of equally many GPUs; empty without GPUs.
+
+    Raises UserError for too few GPUs. Says which ones are not used.
+    """
     if gpus and workers > len(gpus):
         raise UserError(
             f"{workers} workers are more than the GPUs here ({','.join(gpus)}), and two cannot share one; "
             f"start {len(gpus)}, or set CUDA_VISIBLE_DEVICES=-1 to train on the CPU"
         )
-    starts = [index * len(gpus) // workers for index in range(workers + 1)]
-    return [",".join(gpus[start:end]) for start, end in zip(starts, starts[1:], strict=False)] if gpus else []
+    each = len(gpus) // workers
+    if unused := gpus[each * workers :]:
+        tell(f"launch: {workers} workers get {each} GPU(s) each; not used: {','.join(unused)}")
+    return [",".join(gpus[i * each : (i + 1) * each]) for i in range(workers)] if gpus else []
 
 
 # Their run

@@ -31,7 +31,7 @@ def test_a_driver_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
         launch.visible_gpus({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
 
 
-def test_gpus_are_shared_out(tmp_path):
+def test_gpus_are_shared_out(tmp_path, capsys):
     tool = tmp_path / "nvidia-smi"
     tool.write_text(
         "#!/bin/sh\nfor i in 0 1 2 3; do echo \"GPU $i: H (UUID: GPU-$i)\"; done\necho '  MIG 1g'\n"
@@ -46,6 +46,9 @@ def test_gpus_are_shared_out(tmp_path):
     assert mine == ["0", "1", "2", "3"]
     assert launch.gpu_shares(["0", "1", "2", "3"], 2) == ["0,1", "2,3"]
     assert launch.gpu_shares([], 2) == []
+    assert capsys.readouterr().err == ""
+    assert launch.gpu_shares(["5", "1", "2", "3"], 3) == ["5", "1", "2"], "workers must have equally many"
+    assert capsys.readouterr().err == "launch: 3 workers get 1 GPU(s) each; not used: 3\n"
     with pytest.raises(UserError, match="3 workers are more than the GPUs"):
         launch.gpu_shares(["0", "1"], 3)
 
