@@ -181,6 +181,11 @@ def shares(
     return mine
 
 
+def environment_for(device: str) -> Mapping[str, str]:
+    """This process's environment variables, without GPUs for --device cpu."""
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"} if device == "cpu" else os.environ
+
+
 def tf_configs(addresses: Sequence[str]) -> list[str]:
     """TF_CONFIG of each worker."""
     tasks = [{"type": "worker", "index": index} for index in range(len(addresses))]

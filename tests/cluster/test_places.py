@@ -1,11 +1,14 @@
 """Where workers run: the shares of one machine, and the names of others."""
 
+import contextlib
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from cluster import launch
 from tfrl.cli.errors import UserError
+from tfrl.training.command import _Here
 from tfrl.workers import tf_config
 
 
@@ -51,6 +54,19 @@ def test_gpus_are_shared_out(tmp_path, capsys):
     assert capsys.readouterr().err == "launch: 3 workers get 1 GPU(s) each; not used: 3\n"
     with pytest.raises(UserError, match="3 workers are more than the GPUs"):
         launch.gpu_shares(["0", "1"], 3)
+
+
+def test_learners_on_the_cpu_need_no_gpus(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: H (UUID: GPU-0)'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for device in ("cpu", "auto"):
+        config = SimpleNamespace(learners=2, actors=0, device=device)
+        refused = pytest.raises(UserError, match="2 workers are more than the GPUs here")
+        with contextlib.nullcontext() if device == "cpu" else refused:
+            assert len(_Here(config).find(lambda: False, print)) == 2
 
 
 @pytest.mark.parametrize(

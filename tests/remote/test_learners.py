@@ -41,7 +41,7 @@ from tfrl.remote.learners import Nodes
 def main(arguments):
     address, program, folder = arguments
     sys.path.append(f"{folder}/modules")
-    config = types.SimpleNamespace(learners=2, actors=0, ray_address=address)
+    config = types.SimpleNamespace(learners=2, actors=0, ray_address=address, device="auto")
     options = {"max_restarts": 3, "restart_wait": 0.0, "grace": 5.0, "called": "learner"}
     with contextlib.closing(Nodes(config)) as places:
         return launch.launch(places.find, [sys.executable, "-S", "-c", program, folder], **options)

@@ -100,3 +100,21 @@ def test_a_program_that_already_uses_ray_keeps_it(cluster):
         said = refusal(Cluster, address, {"--actors": 2}, 0)
         assert said.startswith("this process already uses Ray")
         assert ray.cluster_resources()["CPU"] == 6
+
+
+def test_an_actor_chooses_the_device_of_the_run_first(node, monkeypatch):
+    from tfrl.remote import actors
+
+    class AllThereError(Exception):
+        pass
+
+    def set_up():
+        raise AllThereError
+
+    chosen = []
+    monkeypatch.setattr(actors, "serve_driver", lambda: None)
+    monkeypatch.setattr(actors.machine, "choose_device", chosen.append)
+    monkeypatch.setattr(actors, "set_up_tensorflow", set_up)
+    with pytest.raises(AllThereError):
+        actors.RemoteActor(SimpleNamespace(device="cpu"), None, [0], "float32", 1)
+    assert chosen == ["cpu"]

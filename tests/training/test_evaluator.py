@@ -6,6 +6,7 @@ import signal
 
 import made_runs
 import pytest
+from refusals import refusal
 
 from tfrl.algorithms.registry import reader
 from tfrl.algorithms.runs import of_run
@@ -49,6 +50,15 @@ def test_an_evaluator_reports_a_failure_once(
     assert len(warnings) == len(sentences) and output.err == ""
     for warning, sentence in zip(warnings, sentences, strict=True):
         assert sentence in warning
+
+
+def test_an_evaluator_refuses_a_device_that_is_not_there(tmp_path):
+    """This process sees no GPU."""
+    from tfrl.training import callbacks as evaluator  # TensorFlow
+
+    config = parse(["--env", "catch", "--logdir", str(tmp_path), "--run-name", "run", "--device", "gpu"])
+    told = refusal(evaluator.follow, config, lambda _: pytest.fail("it follows the run"))
+    assert told.startswith("--device gpu needs a GPU that is not here")
 
 
 @pytest.mark.parametrize("has_callbacks", [True, False])

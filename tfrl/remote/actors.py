@@ -5,6 +5,7 @@ A process that dies is replaced, and the new one repeats its part.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -15,6 +16,7 @@ import numpy as np
 
 from tfrl.algorithms import reinforce
 from tfrl.algorithms.policies import RolloutActor
+from tfrl.cli.errors import UserError
 from tfrl.config import distributed
 from tfrl.config.distributed import LEARNER, DistributedSettings
 from tfrl.envs import registry
@@ -51,6 +53,8 @@ class RemoteActor:
         self, config: DistributedSettings, spec: EnvSpec, indices: Sequence[int], precision: str, threads: int
     ) -> None:
         serve_driver()
+        with contextlib.suppress(UserError):  # this machine may have fewer GPUs than the learner's
+            machine.choose_device(config.device)
         set_up_tensorflow()
         machine.one_thread_each()
         tf.config.threading.set_inter_op_parallelism_threads(threads)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from cluster.launch import LOST, Place, shares, start_agent, tf_configs
+from cluster.launch import LOST, Place, environment_for, shares, start_agent, tf_configs
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.config.distributed import LEARNER, DistributedSettings
 from tfrl.envs.callables import search_path
@@ -49,10 +49,11 @@ class LearnerHost:
             ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), socket.gethostname()
         )
 
-    def shares(self, learners: int, path: str) -> list[tuple[int, dict[str, str]]]:
-        """Equal parts of this machine for so many learners, which import modules also from `path`."""
+    def shares(self, learners: int, path: str, device: str) -> list[tuple[int, dict[str, str]]]:
+        """Equal parts of this machine for so many learners on --device, with `path` in PYTHONPATH."""
+        mine = shares(learners, environ=environment_for(device))
         places = os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH"))))
-        return [(port, {**own, "PYTHONPATH": places}) for port, own in shares(learners)]
+        return [(port, {**own, "PYTHONPATH": places}) for port, own in mine]
 
     def begin(self) -> None:
         """Starts the agent."""
@@ -187,7 +188,9 @@ class Nodes:
                 return []
         nodes: list[Node] = ray.get(waiting)
         left = {
-            node: ray.get(self._hosts[nodes.index(node)].shares.remote(count, search_path()))
+            node: ray.get(
+                self._hosts[nodes.index(node)].shares.remote(count, search_path(), self._config.device)
+            )
             for node, count in Counter(nodes).items()
         }
         mine = [left[node].pop(0) for node in nodes]

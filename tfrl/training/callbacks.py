@@ -45,6 +45,7 @@ from tfrl.run.console import Console
 from tfrl.run.folder import RESULTS_FILE
 from tfrl.run.metrics import LEVELS_FILE, EventFile
 from tfrl.run.session import Session
+from tfrl.workers import machine
 
 if TYPE_CHECKING:
     from tfrl.networks.network import Network
@@ -437,7 +438,11 @@ def follow(
 
     Returns:
       The exit code, 0. A signal ends the evaluator without saving, because it has no state.
+
+    Raises UserError if there is no GPU of --device.
     """
+    with quiet_start():
+        machine.choose_device(config.device)
     console = Console(enabled=True)
     store = CheckpointStore(config.run_dir / "checkpoints", keep=1)
     events = EventFile(config.run_dir)

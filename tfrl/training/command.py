@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cluster import launch
-from cluster.launch import Place, local_places
+from cluster.launch import Place, environment_for, local_places
 from tfrl.algorithms import registry as algorithms
 from tfrl.algorithms.offline import OfflineSettings, needs_dataset
 from tfrl.algorithms.runs import check_start
@@ -289,7 +289,7 @@ class _Here:
                     None, {"--actors": config.actors}, store_bytes(config, config.num_envs)
                 )
             address = self._cluster.address
-        places = local_places(config.learners, None)
+        places = local_places(config.learners, None, environment_for(config.device))
         # The learners import the user's functions from the same folders as the user's program.
         own = {LEARNER: address, "PYTHONPATH": search_path()}
         marked = ({**place.environment, **own} for place in places)
