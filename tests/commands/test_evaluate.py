@@ -33,6 +33,7 @@ from tfrl.envs.spec import EnvSpec
 from tfrl.experience.episodes import level_spec, play
 from tfrl.networks.weights import keep_best
 from tfrl.reporting import video
+from tfrl.run import files
 from tfrl.run.checkpoint import CheckpointStore, State
 from tfrl.run.folder import BEST_FILE
 from tfrl.run.rng import Use
@@ -197,6 +198,20 @@ def test_the_best_policy_is_kept_until_a_better_one(run, tmp_path):
         keep_best(made, weights, score=score, env_steps=env_steps, follows=True)
         assert find_policy(made, "best").env_steps == kept
     assert find_policy(run, "best").weights.keys() == find_policy(run, "last").weights.keys()
+
+
+def test_an_evaluator_and_a_worker_may_write_the_best_policy_at_once(tmp_path):
+    weights = {"actor/head/bias": np.zeros(3, np.float32)}
+    made = make_run(tmp_path, total_steps=40_000)
+    keep_best(made, weights, score=1.0, env_steps=10)
+    content = (made / BEST_FILE).read_bytes()
+    (made / BEST_FILE).with_name(".best.npz.evaluator.tmp.npz").touch()  # of one that was killed
+    with files.replacing(made / BEST_FILE) as staged:
+        staged.write_bytes(content)
+        keep_best(made, weights, score=2.0, env_steps=20, follows=True)
+        assert find_policy(made, "best").env_steps == 20
+    assert find_policy(made, "best").env_steps == 10
+    assert [path.name for path in (made / BEST_FILE).parent.iterdir()] == ["best.npz"]
 
 
 def an_array(_):

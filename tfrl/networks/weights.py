@@ -295,7 +295,8 @@ def keep_best(
         return
     files.make_folder(path.parent)
     info = pack_json({"score": score, "env_steps": env_steps})
-    files.write(path, encode({**with_prefix(PREFIX, weights), _INFO: info}))
+    content = encode({**with_prefix(PREFIX, weights), _INFO: info})
+    files.write(path, content, "evaluator" if follows else "")
 
 
 _KEPT = re.compile(r"\d+_-?\d+\.\d\d\.npz")

@@ -17,16 +17,19 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, writer: str = "") -> Iterator[Path]:
     """Yields a temporary name for a file or a folder, which replaces `path` at the end of the context.
 
     Readers find the old content or the new (for a folder, briefly neither), and the new content is synced to
     disk at the end. After an exception the old content is unchanged, and nothing else is left. The temporary
-    name has the ending of `path`, because many writers choose the format by it.
+    name has the ending of `path`, because many writers choose the format by it. It is the same each time, so
+    that the next call removes what a killed process has left. So each of several processes that may write
+    `path` at once gives another `writer`.
 
     Raises OSError.
     """
-    staged, old = (path.with_name(f".{path.name}.{kind}{path.suffix}") for kind in ("tmp", "old"))
+    name = f".{path.name}.{writer}" if writer else f".{path.name}"
+    staged, old = (path.with_name(f"{name}.{kind}{path.suffix}") for kind in ("tmp", "old"))
     try:
         _remove(staged)  # left by a process that was killed
         yield staged
@@ -49,11 +52,11 @@ def replacing(path: Path) -> Iterator[Path]:
         _remove(old)
 
 
-def write(path: Path, content: str | bytes) -> None:
+def write(path: Path, content: str | bytes, writer: str = "") -> None:
     """Writes a whole file like `replacing`; text is UTF-8. Raises OSError, also where a folder is."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    with replacing(path) as staged:
+    with replacing(path, writer) as staged:
         staged.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
