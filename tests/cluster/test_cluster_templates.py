@@ -457,3 +457,5 @@ def test_the_dockerfile_copies_what_exists_and_what_runs_there():
         assert list(ROOT.glob(source)), source
     assert {"tfrl", "resnet", "cluster", "requirements*.txt"} <= set(copied)
     assert text.rindex("USER ") > text.rindex("RUN ")
+    for package in ("libgl1", "libglib2.0-0"):  # without which procgen cannot be imported
+        assert re.search(rf"^RUN .*install .*{re.escape(package)} ", text, re.MULTILINE)

@@ -122,11 +122,27 @@ until [ "$(grep -c . nodes)" = 3 ]; do sleep 0.1; done
 """
 
 
-def run_ray_sbatch(tools, *flags, **environ):
+# The learner's step runs in a process group of its own. As SLURM's srun does it, SIGUSR1 goes on to the whole
+# group, and SIGTERM becomes SIGKILL. The script gets SIGTERM once the trainer runs.
+RAY_STOPPING_SRUN = f"""if [[ $* != *--nodes=1* ]]; then {SRUN}fi
+while [[ $1 == --* ]]; do shift; done
+set -m
+"$@" & task=$!
+trap 'kill -USR1 -- -$task' USR1
+trap 'kill -KILL -- -$task' TERM
+until [ -e ready ]; do sleep 0.05; done
+kill -TERM $PPID
+wait "$task"; code=$?
+while kill -0 "$task" 2>/dev/null; do wait "$task"; code=$?; done
+exit "$code"
+"""
+
+
+def run_ray_sbatch(tools, *flags, srun=SRUN, python=RAY_PYTHON, **environ):
     """How the script ended, and the nodes that were started."""
     write_tool(tools / "scontrol", SLURM)
-    write_tool(tools / "srun", f"echo cpus-per-task $SRUN_CPUS_PER_TASK >>srun\n{SRUN}")
-    write_tool(tools / "python", RAY_PYTHON)
+    write_tool(tools / "srun", f"echo cpus-per-task $SRUN_CPUS_PER_TASK >>srun\n{srun}")
+    write_tool(tools / "python", python)
     write_tool(tools / "ray", 'echo "RAY $RAY_AUTH_MODE $(cat "$RAY_AUTH_TOKEN_PATH") $*" >>nodes\n')
     (tools.parents[1] / "nodes").write_text("")
     environ |= {"SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "gpu[3-5]", "SLURM_JOB_NUM_NODES": "3"}
@@ -157,6 +173,13 @@ def test_the_slurm_script_for_ray_refuses_more_learners_than_nodes(tools):
     done, started = run_ray_sbatch(tools, "--learners", "4")
     assert (done.returncode, started) == (2, [])
     assert done.stderr == "error: --learners 4 need as many nodes; the job has 3\n"
+
+
+def test_the_slurm_script_for_ray_lets_the_run_save_before_the_time_is_up(tools):
+    python = f"if [ $1 = -c ]; then :{RAY_PYTHON}exit; fi\n{SAVING_PYTHON}"
+    done, _ = run_ray_sbatch(tools, srun=RAY_STOPPING_SRUN, python=python)
+    assert done.returncode == 143 and "SAVED" in done.stdout, (done.stdout, done.stderr)
+    assert "requeued 123456" in done.stdout
 
 
 @pytest.mark.parametrize(("code", "requeued"), [(0, False), (2, False), (143, True)])
