@@ -29,7 +29,7 @@ from tfrl.cli import endings, flags
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import COUNT, FRACTION, NATURAL, Range
 from tfrl.cli.streams import quiet_start, tell
-from tfrl.config.run import check_task
+from tfrl.config.run import Task, check_task
 from tfrl.envs import facts as env_facts
 from tfrl.envs import registry
 from tfrl.envs.facts import Facts
@@ -135,7 +135,16 @@ def _plays_greedily(source: PolicySource | None) -> bool:
 
 
 def _with_processes(task: Any, processes: int) -> Any:
-    return dataclasses.replace(task, env_processes=processes) if hasattr(task, "env_processes") else task
+    if hasattr(task, "env_processes"):
+        return dataclasses.replace(task, env_processes=processes)
+    return _RandomTask(**vars(task), env_processes=processes)
+
+
+@dataclass(frozen=True)
+class _RandomTask(Task):
+    """The env of --random."""
+
+    env_processes: int = 0
 
 
 # Recording
@@ -239,7 +248,8 @@ class _Job:
         with quiet_start():
             policy = _policy_of(self)  # first, because it decides the threads of TensorFlow
             recorded.import_tfds()
-        num_envs = min(shard_episodes, _NUM_ENVS)
+        # A function may remember what it saw last, as a controller does.
+        num_envs = 1 if isinstance(policy, CallablePolicy) else min(shard_episodes, _NUM_ENVS)
         spec = level_spec(self.task, self.level_set, num_envs, rng.Use.COLLECTION)
         spec = dataclasses.replace(spec, seed=rng.env_seed(spec.seed, rng.Use.COLLECTION, number))
         each = -(-episodes // num_envs)
@@ -408,7 +418,7 @@ class EpsilonGreedy:
 
 
 class CallablePolicy:
-    """Acts by a function from an observation to an action of `env.step`; follows `ActingPolicy`."""
+    """Acts in one env by a function from an observation to an action of `env.step`; an `ActingPolicy`."""
 
     def __init__(self, function: Callable[[Any], Any], spaces: Spaces) -> None:
         self._function, self._spaces = function, spaces
@@ -418,10 +428,9 @@ class CallablePolicy:
         return np.zeros((steps, 0), np.float32)
 
     def act(self, observations: np.ndarray, noise: np.ndarray, *memory: np.ndarray) -> np.ndarray:
-        """Actions [B, *shape], by a call for each observation."""
-        shown = self._spaces.shown(observations)
-        taken = np.stack([np.asarray(self._function(_one(shown, i))) for i in range(len(observations))])
-        return self._spaces.actions(taken, "the policy")
+        """Actions [B, *shape] by one call, for the observation of the env, which `play` repeats."""
+        taken = np.asarray(self._function(_one(self._spaces.shown(observations[:1]), 0)))
+        return self._spaces.actions(taken[None], "the policy").repeat(len(observations), axis=0)
 
     def memory(self, envs: int) -> None:
         """Remembers nothing."""

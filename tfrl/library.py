@@ -718,7 +718,9 @@ def collect(
 
     Args:
       policy: as in `evaluate`, "random" for uniform actions, or a function from an observation of the env to
-        an action of `env.step`, such as a script or a human with a keyboard.
+        an action of `env.step`, such as a script or a human with a keyboard. It is called once for each env
+        step, one episode after the other. Observations are those of the set: images are uint8 [H, W, C], and
+        an action mask makes them a dict.
       env: the env, as in `train`. None: the env of the run of `policy`.
       out: the folder of the set. If it has a part of the same set, that is continued; a function cannot be
         told from another one.

@@ -16,6 +16,7 @@ from refusals import refusal
 
 import tfrl
 from tfrl.collect import main, record
+from tfrl.experience import episodes
 from tfrl.experience.recorded import Manifest, Spaces, actions_in_words, open_set
 
 FILE = "cartpole_v1_episodes-train.tfrecord-"
@@ -57,6 +58,28 @@ def test_an_episode_that_is_cut_off_ends_with_the_observation_after_its_last_act
     for one in episodes:
         assert len(one.rewards) == 20 and not one.terminated
         assert (one.observations[-1] != one.observations[-2]).any()
+
+
+def test_a_function_sees_one_episode_after_the_other(tmp_path):
+    seen = []
+    steady = lambda observation: seen.append(observation) or 1  # noqa: E731
+    tfrl.collect(steady, env="CartPole-v1", episodes=3, out=tmp_path / "set")
+    found = list(open_set(str(tmp_path / "set")).shards[0].episodes(Spaces(*tfrl_specs())))
+    assert len(found) == 3
+    np.testing.assert_array_equal(np.concatenate([one.observations[:-1] for one in found]), seen)
+
+
+def test_random_episodes_may_have_processes_for_their_envs(tmp_path, monkeypatch):
+    processes, play = [], episodes.play
+
+    def noted(policy, spec, *arguments, **options):
+        processes.append(spec.num_processes)
+        return play(policy, spec, *arguments, **options)
+
+    monkeypatch.setattr("tfrl.collect.play", noted)
+    words = ["--random", "CartPole-v1", "--episodes", "2", "--out", str(tmp_path / "set")]
+    assert main([*words, "--env-processes", "2"]) == 0
+    assert processes == [2]
 
 
 def test_a_set_has_the_episodes_that_were_asked_for(whole, capsys):
