@@ -21,7 +21,8 @@ from tfrl.cli.errors import EnvError
 from tfrl.envs import registry
 from tfrl.envs.facts import find_facts
 from tfrl.envs.making import observation_spec
-from tfrl.envs.spec import EnvSpec
+from tfrl.envs.spec import Discrete, EnvSpec
+from tfrl.experience.recorded import Spaces
 from tfrl.networks.entrance import Entrance
 
 os.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
@@ -80,6 +81,12 @@ def test_an_image_of_any_layout_is_an_image(space, axes, shape):
     exported = [tf.constant(shown), tf.constant([1, 1, 1])]
     np.testing.assert_array_equal(Entrance(inside).rows(exported), rows)
     assert str(list(space.shape)) in str(spec)
+    alone, both = Spaces(spec, Discrete(2)), Spaces(inside, Discrete(2))
+    np.testing.assert_array_equal(alone.observations(expected, "It"), expected)  # a set of tfrl
+    if (shape, np.uint8) != (space.shape, space.dtype):  # and one of another program
+        np.testing.assert_array_equal(alone.observations(shown, "It"), expected)
+        given = {"seen": shown, "more": np.ones(3, np.int64)}
+        np.testing.assert_array_equal(both.observations(given, "It"), rows)
 
 
 @pytest.mark.parametrize("space", NUMBERS, ids=str)

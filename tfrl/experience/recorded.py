@@ -145,16 +145,20 @@ class Spaces:
             given = given[key]
         if isinstance(given, dict):
             raise UserError(f"{where} has several observations ({', '.join(given)}), and {self._wanted()}.")
-        shapes = {part.shape, part.env_shape}
+        layout, form = part.layout, (given.shape[1:], given.dtype)
+        # uint8 [H, W, C] are an agent's images, which tfrl has stored.
+        if layout is not None and (layout.shape, layout.dtype) == form != (part.shape, np.uint8):
+            try:
+                given = layout.stored(given)
+            except ValueError as error:
+                raise UserError(f"{where} has observations with {error}.") from None
         number = given.dtype == np.uint8 if part.kind == IMAGE else given.dtype.kind in "biuf"
-        if given.shape[1:] not in shapes and given.shape[1:] == () and part.size == 1:
+        if given.shape[1:] != part.shape and given.shape[1:] == () and part.size == 1:
             given = given.reshape(len(given), *part.shape)
-        if given.shape[1:] not in shapes or not number:
+        if given.shape[1:] != part.shape or not number:
             got = f"{given.dtype} {list(given.shape[1:])}"
             named = f" {part.name}" if part.keys else ""
             raise UserError(f"{where} has observations{named} of {got}, and {self._wanted()}.")
-        if given.shape[1:] != part.shape:  # the env's images are [C, H, W]
-            given = np.moveaxis(given, 1, -1)
         if part.kind == CHOICES:
             given = given - _starts(part)
             if (given < 0).any() or (given >= np.array(part.counts).reshape(part.shape)).any():
