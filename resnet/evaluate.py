@@ -66,6 +66,10 @@ def main(arguments: Sequence[str]) -> int:
         "run_name": "evaluation",
         "strategy": strategy,
         "replicas": options.replicas,
+        # These suited the machine that trained, and a batch must divide among the replicas.
+        "device": "auto",
+        "micro_batch": 0,
+        "batch_size": -(-config.batch_size // max(1, options.replicas)) * max(1, options.replicas),
     }
     config = dataclasses.replace(config, **changes)
     config.check()

@@ -47,7 +47,7 @@ env_cfg:
         ("sac", "--ent-coef", "(did you mean --alpha?)"),
         ("ppo", "--vf_coef", "(did you mean --value-coef?)"),
         ("ppo", "--n-steps", "(did you mean --num-steps?)"),
-        ("ppo", "--batch-size", "(did you mean --num-minibatches?)"),
+        ("ppo", "--batch-size", "(did you mean --minibatch-size?)"),
         ("sac", "--buffer-size", "(did you mean --replay-size?)"),
         ("dqn", "--epsilon-decay", "(did you mean --exploration-steps?)"),
         ("ppo", "--buffer-size", "(other commands have --replay-size)"),

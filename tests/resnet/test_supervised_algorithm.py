@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import re
 import shutil
 
 import keras
@@ -291,20 +292,31 @@ def test_preprocessing_that_cannot_work_gives_a_sentence(logs):
 
 
 @pytest.mark.long
-def test_every_checkpoint_and_the_export_score_the_same_with_and_without_a_strategy(trained, capsys):
+def test_every_checkpoint_and_the_export_score_the_same_with_and_without_a_strategy(trained, logs, capsys):
     folder, results = trained.folder, trained.results
 
-    def accuracy(*flags):
-        assert evaluate.main([str(folder), *flags]) == 0
+    def accuracy(run, *flags):
+        assert evaluate.main([str(run), *flags]) == 0
         (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("accuracy"))
         return float(line.split()[1])
 
-    assert accuracy() == results["test"]["accuracy"]
+    assert accuracy(folder) == results["test"]["accuracy"]
     for flags in (["--format", "saved-model"], ["--checkpoint", "10"], ["--checkpoint", "last"]):
-        assert accuracy(*flags, "--strategy", "one-device") == results["test"]["accuracy"]
-        assert accuracy(*flags, "--strategy", "mirrored", "--replicas", "2") == results["test"]["accuracy"]
+        assert accuracy(folder, *flags, "--strategy", "one-device") == results["test"]["accuracy"]
+        assert (
+            accuracy(folder, *flags, "--strategy", "mirrored", "--replicas", "2")
+            == results["test"]["accuracy"]
+        )
     tested = [float(row["test/accuracy"]) for row in rows_of(folder) if row["test/accuracy"]]
-    assert accuracy("--checkpoint", "best", "--replicas", "2") == pytest.approx(max(tested), abs=1e-8)
+    assert accuracy(folder, "--checkpoint", "best", "--replicas", "2") == pytest.approx(max(tested), abs=1e-8)
+    other = shutil.copytree(folder, logs / "of-another-machine")
+    text = (other / "config.yaml").read_text()
+    for name, value in (("device", "gpu"), ("micro_batch", "4")):  # of the training alone
+        text = re.sub(rf"^{name}: .*$", f"{name}: {value}", text, flags=re.MULTILINE)
+    (other / "config.yaml").write_text(text)
+    for replicas in ("2", "3"):
+        wanted = pytest.approx(results["test"]["accuracy"], abs=1e-8)
+        assert accuracy(other, "--replicas", replicas) == wanted
     assert evaluate.main([str(folder / "checkpoints" / "update-00000009")]) == 0
     assert "checkpoint 9" in capsys.readouterr().out
     assert "leave --checkpoint best out" in refusal(
