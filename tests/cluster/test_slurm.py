@@ -123,7 +123,7 @@ until [ "$(grep -c . nodes)" = 3 ]; do sleep 0.1; done
 
 
 # The learner's step runs in a process group of its own. As SLURM's srun does it, SIGUSR1 goes on to the whole
-# group, and SIGTERM becomes SIGKILL. The script gets SIGTERM once the trainer runs.
+# group, and SIGTERM becomes SIGKILL. Once the trainer runs, SIGTERM comes to the script, or to the group.
 RAY_STOPPING_SRUN = f"""if [[ $* != *--nodes=1* ]]; then {SRUN}fi
 while [[ $1 == --* ]]; do shift; done
 set -m
@@ -131,9 +131,10 @@ set -m
 trap 'kill -USR1 -- -$task' USR1
 trap 'kill -KILL -- -$task' TERM
 until [ -e ready ]; do sleep 0.05; done
-kill -TERM $PPID
+if [ "$TOLD" = script ]; then kill -TERM $PPID; else kill -TERM -- -$task; fi
 wait "$task"; code=$?
 while kill -0 "$task" 2>/dev/null; do wait "$task"; code=$?; done
+echo "TASK ENDED"
 exit "$code"
 """
 
@@ -175,10 +176,11 @@ def test_the_slurm_script_for_ray_refuses_more_learners_than_nodes(tools):
     assert done.stderr == "error: --learners 4 need as many nodes; the job has 3\n"
 
 
-def test_the_slurm_script_for_ray_lets_the_run_save_before_the_time_is_up(tools):
+@pytest.mark.parametrize("told", ["script", "learner"])  # before the time is up; by scancel
+def test_the_slurm_script_for_ray_lets_the_run_save(tools, told):
     python = f"if [ $1 = -c ]; then :{RAY_PYTHON}exit; fi\n{SAVING_PYTHON}"
-    done, _ = run_ray_sbatch(tools, srun=RAY_STOPPING_SRUN, python=python)
-    assert done.returncode == 143 and "SAVED" in done.stdout, (done.stdout, done.stderr)
+    done, _ = run_ray_sbatch(tools, srun=RAY_STOPPING_SRUN, python=python, TOLD=told)
+    assert done.returncode == 143 and "SAVED\nTASK ENDED" in done.stdout, (done.stdout, done.stderr)
     assert "requeued 123456" in done.stdout
 
 
