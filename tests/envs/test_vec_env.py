@@ -1,5 +1,6 @@
 """Envs: a slice of the global vector is the same envs, states go round, all games run, nothing is printed."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -166,6 +167,17 @@ def test_procgen_starts_at_a_level_only_among_a_number_of_them():
     assert (first_frames(num_levels=1) != first_frames(num_levels=1, start_level=500)).any()
     exploration = first_frames(distribution_mode="exploration")
     assert (exploration == exploration[0]).all()
+
+
+def test_a_missing_system_library_is_one_sentence_that_tells_how_to_install_it(tmp_path):
+    (tmp_path / "libGL.so.1").touch()  # found before the machine's, and empty
+    broken = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    command = [sys.executable, "-m", "tfrl.env", "coinrun"]
+    done = subprocess.run(command, env=broken, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("error: procgen needs a library of the system") and "Traceback" not in done.stderr
+    assert "libGL.so.1: file too short)" in said and "apt-get install libgl1 libglib2.0-0" in said
 
 
 def test_making_and_stepping_prints_nothing():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import re
 import zlib
 from collections.abc import Sequence
 from importlib import metadata
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tfrl.cli.errors import UserError, summary
 from tfrl.envs.spec import ArraySpec, Discrete, EnvSpec, Step, Sums, pack_state, step_of, unpack_state
 
 _KEPT_LEVELS = 16_384  # first states in memory, about 11 kB each
@@ -197,12 +199,19 @@ def _vector(spec: EnvSpec, num_envs: int) -> Any:
     levels = {"num_levels": spec.num_levels, "start_level": spec.start_level}
     if spec.distribution_mode == "exploration":  # in this mode, procgen chooses a single level
         levels = {}
-    return ProcgenGym3Env(
-        num=num_envs,
-        env_name=spec.env,
-        distribution_mode=spec.distribution_mode,
-        rand_seed=spec.seed,  # otherwise it would come from the system's random source
-        num_threads=spec.num_threads,
-        render_mode="rgb_array" if spec.render else None,
-        **levels,
-    )
+    try:
+        return ProcgenGym3Env(
+            num=num_envs,
+            env_name=spec.env,
+            distribution_mode=spec.distribution_mode,
+            rand_seed=spec.seed,  # otherwise it would come from the system's random source
+            num_threads=spec.num_threads,
+            render_mode="rgb_array" if spec.render else None,
+            **levels,
+        )
+    except OSError as error:  # of the dynamic linker, which names the library
+        found = re.search(r"': (.+?)\.? +Additionally", str(error))
+        raise UserError(
+            f"procgen needs a library of the system ({found[1] if found else summary(error)}); on Debian and"
+            " Ubuntu: apt-get install libgl1 libglib2.0-0."
+        ) from error
