@@ -91,10 +91,16 @@ def renew(text: str) -> str:
 
 
 @functools.cache
+def _names() -> list[tuple[str, str, Path]]:
+    """Algorithm, game and folder of the kept runs."""
+    found = [(path.parent, json.loads(path.read_text())) for path in RUNS.glob("*/results.json")]
+    return [(results["algorithm"], results["env"], path) for path, results in found]
+
+
+@functools.cache
 def kept(algorithm: str, game: str) -> list[runs.StoredRun]:
     """The kept runs of an algorithm on a game, by seed."""
-    found = [(path.parent, json.loads(path.read_text())) for path in RUNS.glob("*/results.json")]
-    of_game = [path for path, results in found if (results["algorithm"], results["env"]) == (algorithm, game)]
+    of_game = [path for *names, path in _names() if names == [algorithm, game]]
     return sorted((runs.load(path) for path in of_game), key=lambda run: run.config.seed)
 
 
@@ -251,7 +257,8 @@ def _runs_in(folder: Path) -> list[runs.StoredRun]:
 @functools.cache
 def _played() -> dict[str, list[runs.StoredRun]]:
     """All kept runs of PPO with its defaults, by game."""
-    of_a_million = [run for game in _GAMES for run in kept("ppo", game)]
+    games = sorted({game for algorithm, game, _ in _names() if algorithm == "ppo"})
+    of_a_million = [run for game in games for run in kept("ppo", game)]
     return _by_game(_runs_in(QUARTER) + _runs_in(HALF) + of_a_million)
 
 
@@ -602,6 +609,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "quarter-mean": lambda: games_table(_QUARTER, only_mean=True),
     "half": lambda: games_table(_HALF),
     "half-mean": lambda: games_table(_HALF, only_mean=True),
+    "million": lambda: games_table(_LAST),
+    "million-mean": lambda: games_table(_LAST, only_mean=True),
     "variants": variants_table,
     "offline": offline_table,
     "float32": float32_table,
