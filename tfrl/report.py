@@ -59,7 +59,8 @@ _CAPTIONS = {
     ),
     "level_scores": (
         "Levels",
-        "Level replay: the last score of each training level, and how many of its episodes were finished.",
+        "Level replay: the last score of each training level, and how many of its episodes were finished. "
+        "Returns while training are those of the levels that were chosen, not of all levels alike.",
     ),
     "generalization_gap": (
         "Training levels against unseen levels",

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import csv
 import sys
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -13,13 +14,16 @@ from learners import make, train, updated
 from processes import ROOT
 from refusals import refusal
 
+import tfrl
 from tfrl.algorithms.registry import reader
 from tfrl.cli.errors import EnvError
 from tfrl.collect import record
 from tfrl.envs import callables, registry
 from tfrl.envs.spec import EnvSpec
+from tfrl.experience.levels import LevelSampler
 from tfrl.record import UniformPolicy
-from tfrl.training.command import learner_class
+from tfrl.training.callbacks import LevelScores
+from tfrl.training.command import learner_class, of_algorithm
 from tfrl.training.on_policy import random_observations
 
 BIGFISH = "--env bigfish --torso linear --precision float32 --level-replay --num-levels 30 --start-level 5"
@@ -165,9 +169,55 @@ def test_own_envs_continue_with_their_levels(maze):
         assert_same(updated(other, 2), updated(whole, 2))
 
 
+def refused(env):
+    """What a training with level replay says of an env that ignores the level."""
+    flags = ["--env", env, "--level-replay", "--num-levels", "9"]
+    return refusal(of_algorithm("ppo").check, reader("ppo").parse(flags))
+
+
 def test_an_env_that_ignores_the_level_is_refused():
-    said = refusal(reader("ppo").parse, ["--env", "CartPole-v1", "--level-replay", "--num-levels", "9"])
-    assert said.startswith("CartPole-v1 begins equal episodes for different levels")
+    assert refused("CartPole-v1").startswith("CartPole-v1 begins equal episodes for different levels")
+
+
+def test_an_env_that_ignores_level_and_seed_is_refused():
+    class Unseeded(CartPoleEnv):
+        def reset(self, *, seed=None, options=None):
+            return super().reset()
+
+    assert "begins one level with one seed in two ways" in refused(callables.give(Unseeded))
+
+
+OWN_LEVELS = """
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Levels(CartPoleEnv):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=(options or {}).get("level", seed))
+"""
+
+
+def test_a_policy_of_levels_plays_without_them(tmp_path, monkeypatch):
+    (tmp_path / "own_levels_module.py").write_text(OWN_LEVELS)
+    flags = ["--env", "own_levels_module:Levels", "--level-replay", "--num-levels", "9", "--num-envs", "4"]
+    flags += ["--num-steps", "16", "--num-minibatches", "2", "--total-steps", "128", "--eval-episodes", "2"]
+    with monkeypatch.context() as here:
+        here.syspath_prepend(tmp_path)
+        config = reader("ppo").parse([*flags, "--max-episode-steps", "50", "--logdir", str(tmp_path)])
+        assert train(config) == 0
+    del sys.modules["own_levels_module"]
+    policy = tfrl.load(config.run_dir)
+    assert tfrl.evaluate(policy, env="CartPole-v1", episodes=2).returns.shape == (2,)
+
+
+def test_scores_are_written_with_checkpoints(tmp_path):
+    sampler = LevelSampler.of(parsed("ppo"))
+    run = SimpleNamespace(updates=1, is_chief=True, folder=tmp_path)
+    written = LevelScores(sampler, every=2)
+    written.on_update(run, {})
+    assert not (tmp_path / "levels.csv").exists()
+    run.updates = 2
+    written.on_update(run, {})
+    assert (tmp_path / "levels.csv").read_text() == sampler.table()
 
 
 def test_the_error_of_a_reset_names_the_level():

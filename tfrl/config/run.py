@@ -574,6 +574,14 @@ class RLSettings(RunSettings, Hardware, Torso, Learning, Task, Settings):
         _check_network(self)
 
 
+def check_levels(task: Task) -> None:
+    """Raise UserError if the env does not begin the level that level replay chooses."""
+    try:
+        registry.check_levels(task)
+    except EnvError as error:
+        raise UserError(f"{error}.") from error.__cause__
+
+
 def check_task(task: Task) -> None:
     """Raise UserError if the env, its distribution mode or its levels do not exist, or the env fails."""
     try:

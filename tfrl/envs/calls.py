@@ -130,19 +130,27 @@ def wrappers(env: gymnasium.Env) -> Iterator[gymnasium.Wrapper]:
 def check_levels(env_id: str, env: gymnasium.Env, levels: Sequence[int]) -> None:
     """Raises EnvError if the env's reset seems to ignore options["level"].
 
-    It does not ignore it if the first eight levels show different observations for one seed, or if its
-    info["level"] is the level.
+    It does not ignore it if its info["level"] is the level. Otherwise, with one seed, a level must show the
+    same observation twice, and the first eight levels different ones.
     """
-    shown, named = set(), True
-    for level in levels[:8]:
+    shown, named = [], True
+    for level in (levels[0], *levels[:8]):
         with Calling(env_id, env, level_reset(1, level)):
             observation, info = env.reset(seed=1, options={"level": level})
-            shown.add(pickle.dumps(observation))
+            shown.append(pickle.dumps(observation))
             named = named and np.array_equal(np.asarray(info.get("level")).ravel(), [level])
-    if len(shown) == 1 < len(levels) and not named:
+    if named or len(levels) == 1:
+        return
+    needs = '--level-replay needs a reset that begins level options["level"]'
+    if shown[0] != shown[1]:
         raise EnvError(
-            f"{env_id} begins equal episodes for different levels: --level-replay needs a reset that begins "
-            'level options["level"]; if such levels look equal at first, return info["level"] as well'
+            f"{env_id} begins one level with one seed in two ways: {needs}; if chance still decides its "
+            'first observation, return info["level"] as well'
+        )
+    if len({*shown}) == 1:
+        raise EnvError(
+            f"{env_id} begins equal episodes for different levels: {needs}; if such levels look equal at "
+            'first, return info["level"] as well'
         )
 
 

@@ -142,17 +142,22 @@ def check(task: EnvSettings) -> None:
             f"--action-masks must needs discrete actions, and {env} has {action.kind} ones; leave "
             "--action-masks out"
         )
-    if getattr(task, "level_replay", False) and not family(env).names:
-        from tfrl.envs.calls import check_levels
-        from tfrl.envs.making import opened
-
-        with opened(env, json.dumps(dict(task.env_kwargs), sort_keys=True)) as one:
-            check_levels(env, one, range(task.start_level, task.start_level + task.num_levels))
     if task.action_masks == "must" and not observation.num_actions:
         raise ValueError(
             f'--action-masks must needs info["action_mask"], which {env} does not give at its reset, or a '
             "mask in its observation or by action_masks(); leave --action-masks out"
         )
+
+
+def check_levels(task: EnvSettings) -> None:
+    """Raises EnvError if level replay cannot choose the levels of a Gymnasium env, which this makes."""
+    if family(task.env).names:
+        return
+    from tfrl.envs import calls
+    from tfrl.envs.making import opened
+
+    with opened(task.env, json.dumps(dict(task.env_kwargs), sort_keys=True)) as env:
+        calls.check_levels(task.env, env, range(task.start_level, task.start_level + task.num_levels))
 
 
 def facts_text(task: EnvSettings) -> str | None:

@@ -200,13 +200,27 @@ class BestPolicy(Callback):
 
 
 class LevelScores(Callback):
-    """Writes `levels.csv`: the score, staleness, probability and episodes of each level, on the chief."""
+    """Writes `levels.csv`: the score, staleness, probability and episodes of each level, on the chief.
 
-    def __init__(self, levels: LevelSampler) -> None:
-        self._levels = levels
+    Args:
+      levels: has the scores.
+      every: updates between two files. There is one after each evaluation, too.
+    """
+
+    def __init__(self, levels: LevelSampler, every: int) -> None:
+        self._levels, self._every = levels, every
+
+    def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
+        """Writes the file after some updates: with an evaluator in another process there is no evaluation."""
+        if run.updates % self._every == 0:
+            self._write(run)
 
     def on_evaluation(self, run: RunOfCallback, evaluation: Mapping[str, float]) -> None:
-        """Writes the file. If the disk is full, the file stays as it was."""
+        """Writes the file."""
+        self._write(run)
+
+    def _write(self, run: RunOfCallback) -> None:
+        """If the disk is full, the file stays as it was."""
         if run.is_chief:
             with contextlib.suppress(OSError):
                 files.write(run.folder / LEVELS_FILE, self._levels.table())

@@ -22,7 +22,7 @@ from tfrl.cli.flags import flag
 from tfrl.cli.settings import Reader
 from tfrl.cli.streams import quiet_start, set_log_level
 from tfrl.config.distributed import LEARNER, DistributedSettings, check_ray, leads
-from tfrl.config.run import NetworkSettings, RLSettings
+from tfrl.config.run import NetworkSettings, RLSettings, check_levels
 from tfrl.envs import registry
 from tfrl.envs.callables import find, search_path
 from tfrl.experience import recorded, replay, rollout
@@ -138,6 +138,8 @@ class Command:
         config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
         check_callables(config, workers)
         check_run_folder(config)
+        if getattr(config, "level_replay", False):
+            check_levels(config)
         dataset = getattr(config, "dataset", None)
         if dataset == "" and isinstance(config, OfflineSettings):
             raise UserError(needs_dataset(config))

@@ -41,7 +41,8 @@ class OnPolicyLearner(EnvLearner):
         self._rewards = RewardNormalizer(config.num_envs, config.reward_norm_gamma)
         self._levels = LevelSampler.of(config)
         if self._levels is not None:
-            self.callbacks = (*self.callbacks, callbacks.LevelScores(self._levels))
+            scores = callbacks.LevelScores(self._levels, config.checkpoint_every)
+            self.callbacks = (*self.callbacks, scores)
         self._observations: ObservationNormalizer | None = None
         self._spec = registry.specs(config)[0]
         if config.normalize_observations and self._spec.num_numbers:
