@@ -158,6 +158,14 @@ RUNS = {
         ["observations", "actor (Actor)"],
     ),
     "sac": (["--env", "Pendulum-v1", "--hidden", "8"], ["actor", "critic1", "critic2"]),
+    "daac": (
+        ["--env", "CartPole-v1", "--memory", "gru", "--memory-size", "16"],
+        ["action (InputLayer) (None, 2)", "advantage (Head)", "critic (Head)"],
+    ),
+    "daac-idaac": (
+        ["--env", "CartPole-v1", "--order-coef", "0.001", "--hidden", "8"],
+        ["action (InputLayer)", "other_features (None, 8)", "order (Functional) (None, 2)"],
+    ),
     "dqn": (["--env", "CartPole-v1", "--dueling"], ["dueling (Dueling)"]),
 }
 

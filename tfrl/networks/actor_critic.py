@@ -191,10 +191,20 @@ class ActorCritic(Network):
         for torso in self.torsos:
             mine = [n for n in heads if self.shared or (n == "critic") == (torso == "critic_torso")]
             inputs, features = self._symbolic_features(torso)
-            outputs = [renamed(self.functions[n].layer, n)(features) for n in mine]
+            outputs = []
+            for n in mine:
+                further, seen = self._head_inputs(n, features)
+                inputs += further
+                outputs.append(renamed(self.functions[n].layer, n)(seen))
             name = "actor_and_critic" if self.shared else torso.removesuffix("_torso")
             found[name] = keras.Model(inputs, outputs, name=name)
         return found
+
+    def _head_inputs(
+        self, head: str, features: keras.KerasTensor
+    ) -> tuple[list[keras.KerasTensor], keras.KerasTensor]:
+        """The inputs of a head besides the features, and what the head takes, for `models`."""
+        return [], features
 
     def _symbolic_features(self, torso: str) -> tuple[list[keras.KerasTensor], keras.KerasTensor]:
         """The inputs of a torso and what its heads take, for `models`."""
@@ -379,6 +389,18 @@ class DecoupledActorCritic(ActorCritic):
         if self._order_hidden is not None:
             heads["order"] = _order_classifier(2 * features, self._order_hidden, others)
         return heads
+
+    def _head_inputs(
+        self, head: str, features: keras.KerasTensor
+    ) -> tuple[list[keras.KerasTensor], keras.KerasTensor]:
+        """As in `ActorCritic`: `advantage` also takes an encoded action, `order` other features."""
+        if head not in ("advantage", "order"):
+            return [], features
+        if head == "advantage":
+            further = keras.Input((self._action_size,), name="action")
+        else:
+            further = keras.Input(features.shape[1:], name="other_features")
+        return [further], keras.layers.Concatenate(name=f"{head}_inputs")([features, further])
 
     @property
     def value_networks(self) -> frozenset[str]:
