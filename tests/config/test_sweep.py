@@ -19,6 +19,7 @@ from tfrl.remote.trials import Sampled, TrialState, difference, plan
 
 CATCH = ["--env", "catch", "--torso", "linear"]
 PBT = {"scheduler": "pbt", "samples": ["lr=loguniform:1e-5,1e-2"], "flags": [*CATCH, "--eval-every", "1"]}
+IDAAC = {**PBT, "algorithm": "daac", "flags": [*PBT["flags"], "--order-coef", "0.001"]}
 METRIC = "eval_test/return"
 VECTORS = ["--env", "CartPole-v1", "--eval-every", "1"]
 
@@ -130,6 +131,11 @@ def test_changed_values_stay_within_the_range():
             {**PBT, "flags": VECTORS, "samples": ["activation=choice:tanh,relu"]},
             "so --activation, which changes",
         ),
+        (
+            {**IDAAC, "samples": ["order_hidden=choice:2,4,8"]},
+            "so --order-hidden, which changes the network, cannot be sampled",
+        ),
+        ({**IDAAC, "samples": ["order-coef=choice:0,0.001"]}, "--order-coef 0 makes a smaller network"),
         ({**PBT, "samples": ["env=choice:catch,coinrun"]}, "so --env, which changes"),
         ({**PBT, "flags": [*PBT["flags"], "--start-from", "x"]}, "leave --start-from out"),
         (
@@ -166,6 +172,11 @@ def test_changed_values_stay_within_the_range():
 )
 def test_impossible_sweeps_are_refused_with_one_sentence(wrong, words):
     assert words in refusal(lambda: planned(**wrong))
+
+
+def test_pbt_samples_the_weight_of_the_order_loss_above_0():
+    for values in ("choice:0.001,0.01", "uniform:0,0.01"):
+        assert len(planned(**{**IDAAC, "samples": [f"order_coef={values}"]}, trials=3).trials) == 3
 
 
 def test_the_command_refuses_before_anything_starts(tmp_path):

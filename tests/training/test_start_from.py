@@ -19,7 +19,9 @@ from tfrl.algorithms import registry as settings
 from tfrl.algorithms.runs import check_start, find_policy
 from tfrl.cli.endings import StopRequest
 from tfrl.cli.errors import UserError
+from tfrl.cli.settings import to_yaml
 from tfrl.networks.weights import read_start
+from tfrl.run import files
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.run.console import Console
 from tfrl.run.session import Session
@@ -35,8 +37,9 @@ FLAGS = {
     "ppo": _GYM,
     "ppg": _GYM + " --policy-updates 2 --aux-epochs 1 --aux-minibatches 4",
     "sac": _REPLAY,
+    "daac": _GYM + " --value-epochs 1",
 }
-_AGENTS = {"ppo": "PPOAgent", "ppg": "PPGAgent", "sac": "SACAgent"}
+_AGENTS = {"ppo": "PPOAgent", "daac": "DAACAgent", "ppg": "PPGAgent", "sac": "SACAgent"}
 _LEARNERS = {"ppg": "phasic:PhasicLearner", "sac": "off_policy:OffPolicyLearner"}
 
 
@@ -245,6 +248,34 @@ def test_a_run_that_cannot_be_started_from_gives_a_one_sentence_error(runs, tmp_
     assert "trained on CartPole-v1" in sentence("--env", "Acrobot-v1")
     assert "is a run of ppo" in sentence(algorithm="ppg")
     assert "is a run of ppo" in sentence(algorithm="sac")
+
+
+def test_idaac_starts_from_daac_but_daac_does_not_start_from_idaac(tmp_path):
+    order = ["--order-coef", 0.5]
+    for name, flags in (("daac", []), ("idaac", order)):
+        config = config_of("daac", tmp_path, name, *flags)
+        files.make_folder(config.run_dir / "export")
+        (config.run_dir / "config.yaml").write_text(to_yaml(config))
+        (config.run_dir / "export" / "weights.npz").touch()
+
+    def check(name, *flags):
+        check_start(config_of("daac", tmp_path, "new", "--start-from", tmp_path / name, *flags))
+
+    check("daac", *order, "--order-hidden", 2)
+    check("idaac", "--order-coef", 0.001)
+    assert "--order-coef 0.5 there, 0.0 here" in refusal(check, "idaac")
+    assert "--order-hidden 4 there, 2 here" in refusal(check, "idaac", *order, "--order-hidden", 2)
+
+
+@pytest.mark.long
+def test_idaac_takes_all_weights_of_daac(runs, tmp_path):
+    there = saved(runs("daac"))
+    flags = ["--order-coef", 0.5, "--order-hidden", 2, "--start-from", runs("daac")]
+    state = begun(config_of("daac", tmp_path, "second", *flags))
+    names = {name for name in there if name.startswith("weights/")}
+    for name in names:
+        np.testing.assert_array_equal(state[name], there[name], err_msg=name)
+    assert any(name.startswith("weights/order/") for name in state.keys() - names)
 
 
 def test_settings_without_effect_do_not_tell_networks_apart(runs, tmp_path):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 DECIDE_WEIGHTS = (
     *("torso", "critic_torso", "torso_width", "share_torso", "free_deviation", "dueling", "freeze_torso"),
-    *("normalize_observations", "optimizer", "memory", "memory_size", "memory_inputs"),
+    *("normalize_observations", "optimizer", "memory", "memory_size", "memory_inputs", "order_hidden"),
 )
 """Settings that decide which weights exist, what they mean, and which slots the optimizer has. Some
 algorithms lack some of these settings."""

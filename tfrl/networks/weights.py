@@ -375,6 +375,11 @@ def check_same_network(name: str, config: RLSettings, there: RLSettings) -> None
             f"actions differ from those of {config.env}."
         )
     names = [name for name in (*DECIDE_WEIGHTS, *DECIDE_MLP) if name not in config.ineffective]
+    has_classifier = [bool(getattr(each, "order_coef", 0.0)) for each in (there, config)]
+    if has_classifier == [False, True]:  # IDAAC starts from DAAC with a new classifier
+        names.remove("order_hidden")
+    elif has_classifier == [True, False]:
+        names.append("order_coef")
     shared = [name for name in names if hasattr(there, name) and hasattr(config, name)]
     pairs = [(name, getattr(there, name), getattr(config, name)) for name in shared]
     if differing := [f"{flag(n)} {old} there, {new} here" for n, old, new in pairs if old != new]:

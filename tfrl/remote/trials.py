@@ -267,6 +267,12 @@ def _check_exploits(grids: Sequence[str], sampled: Sequence[Sampled], configs: S
             f"--scheduler pbt copies weights between trials, so {flag(fixed[0])}, which changes the "
             "network, cannot be sampled."
         )
+    of_order = [s for s in sampled if s.name == "order_coef" and s.kind == "choice"]
+    if any(0 in each.values and any(each.values) for each in of_order):
+        raise UserError(
+            "--scheduler pbt copies weights between trials, and --order-coef 0 makes a smaller network than "
+            "other values: leave 0 out, or sample another setting."
+        )
     config = configs[0]
     if hasattr(config, "learning_starts"):
         raise UserError(
