@@ -1,5 +1,6 @@
 """Envs: a slice of the global vector is the same envs, states go round, all games run, nothing is printed."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -167,6 +168,22 @@ def test_procgen_starts_at_a_level_only_among_a_number_of_them():
     assert (first_frames(num_levels=1) != first_frames(num_levels=1, start_level=500)).any()
     exploration = first_frames(distribution_mode="exploration")
     assert (exploration == exploration[0]).all()
+
+
+def test_closed_procgen_vectors_leave_no_copies_of_the_library_in_memory():
+    def opened():
+        gc.collect()
+        return sum(type(each).__name__.startswith("FFILibrary") for each in gc.get_objects())
+
+    first, kept = make(EnvSpec("coinrun", num_envs=1, seed=1)), make(EnvSpec("coinrun", num_envs=1, seed=2))
+    first.close()
+    before = opened()
+    assert before >= 1
+    for seed in range(5):
+        make(EnvSpec("coinrun", num_envs=1, seed=seed)).close()
+    assert opened() == before
+    assert play(kept, drawn_actions(1, kept))
+    kept.close()
 
 
 def test_a_missing_system_library_is_one_sentence_that_tells_how_to_install_it(tmp_path):

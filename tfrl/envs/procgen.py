@@ -200,7 +200,7 @@ def _vector(spec: EnvSpec, num_envs: int) -> Any:
     if spec.distribution_mode == "exploration":  # in this mode, procgen chooses a single level
         levels = {}
     try:
-        return ProcgenGym3Env(
+        env = ProcgenGym3Env(
             num=num_envs,
             env_name=spec.env,
             distribution_mode=spec.distribution_mode,
@@ -215,3 +215,8 @@ def _vector(spec: EnvSpec, num_envs: int) -> Any:
             f"procgen needs a library of the system ({found[1] if found else summary(error)}); on Debian and"
             " Ubuntu: apt-get install libgl1 libglib2.0-0."
         ) from error
+    # Each vector opens procgen's library again, and cffi keeps all that were opened, 11 kB each. A vector
+    # holds its own, and the first one keeps the library loaded, so the others are dropped here.
+    for name in ("_libraries", "_function_caches"):
+        del getattr(env._ffi, name, [])[1:]
+    return env
