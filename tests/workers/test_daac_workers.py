@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from worker_pair import FAULTY, results, run_alone, run_workers
 
+from tfrl.cli.errors import PeerError
+
 FLAGS = "--env bigfish --torso linear --precision float32 --run-name run --num-envs 8 --num-steps 32"
 FLAGS += " --num-levels 20 --num-minibatches 2 --value-epochs 2 --order-coef 0.01 --level-replay"
 FLAGS += " --eval-episodes 2 --checkpoint-every 1 --total-steps 1024"
@@ -15,7 +17,9 @@ def test_killed_workers_of_idaac_with_level_replay_resume_exactly_as_one_process
     code, said = run_alone("-m", "tfrl.daac", *alone)
     assert code == 0, said
     faults = [[*FAULTY, "SIGKILL", str(i), "2", str(tmp_path / f"marker-{i}"), *killed] for i in (0, 1)]
-    assert [code for code, _ in run_workers(*faults, COMMAND="tfrl.daac")] == [-9, -9]
+    codes = {code for code, _ in run_workers(*faults, COMMAND="tfrl.daac")}
+    assert -9 in codes
+    assert codes <= {-9, PeerError.exit_code}  # a slow worker may lose the other one before its own signal
     ends = run_workers(*[["-m", "tfrl.daac", *killed]] * 2)
     assert [code for code, _ in ends] == [0, 0], ends
     found, expected = results(tmp_path / "killed"), results(tmp_path / "alone")

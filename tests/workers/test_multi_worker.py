@@ -39,6 +39,7 @@ from cluster.launch import free_ports
 from tfrl import evaluate
 from tfrl.algorithms.registry import reader
 from tfrl.algorithms.runs import find_policy
+from tfrl.cli.errors import PeerError
 from tfrl.cli.settings import to_yaml
 from tfrl.envs.registry import LEVEL_SETS
 from tfrl.run.checkpoint import CheckpointStore, State
@@ -120,7 +121,9 @@ def test_killed_recurrent_workers_resume_exactly_as_one_process(tmp_path):
     alone, killed = (flags(tmp_path / name, *memory) for name in ("alone", "killed"))
     assert run_alone(*TRAIN, *alone)[0] == 0
     faults = [[*FAULTY, "SIGKILL", str(i), "2", str(tmp_path / f"marker-{i}"), *killed] for i in (0, 1)]
-    assert [code for code, _ in run_workers(*faults)] == [-9, -9]
+    codes = {code for code, _ in run_workers(*faults)}
+    assert -9 in codes
+    assert codes <= {-9, PeerError.exit_code}  # a slow worker may lose the other one before its own signal
     assert run_alone(*TRAIN, *killed)[0] == 0
     found, expected = results(tmp_path / "killed"), results(tmp_path / "alone")
     assert found["resumed_at"] == [2 * BATCH]
