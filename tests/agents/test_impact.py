@@ -173,5 +173,5 @@ def test_settings_that_do_not_work(flags, words):
 def test_the_defaults():
     config = reader("impact").parse(["--vtrace-lambda", "0.9"])
     assert (config.env, config.lag, config.gae_lambda) == ("coinrun", 1, 0.9)
-    assert (config.num_steps, config.num_minibatches, config.epochs) == (64, 4, 2)
+    assert (config.num_steps, config.num_minibatches, config.epochs) == (64, 16, 1)
     assert reader("impact").parse(["--env", "CartPole-v1"]).preset == "gymnasium"

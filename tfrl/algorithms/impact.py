@@ -2,8 +2,8 @@
 
 Envs run ahead of the learner, as for IMPALA. Before the gradient steps of an update, the present policy pi'
 (the target policy) and its values are computed for the whole rollout. V-trace corrects advantages and targets
-for the policy mu that acted. PPO's clipped loss then takes several passes over minibatches of samples of all
-envs, with the ratio
+for the policy mu that acted. PPO's clipped loss then takes one or several passes over minibatches of samples
+of all envs, with the ratio
 
     pi / max(pi', mu / bound)                                                   section 3.1
 
@@ -74,10 +74,10 @@ class Config(IMPACT, ppo.Config):
     aliases: ClassVar[Mapping[str, str]] = {**ppo.Config.aliases, "vtrace_lambda": "gae_lambda"}
     default_lag: ClassVar[int] = 1
 
-    # Shorter rollouts than PPO's learn faster here (docs/notebook/impala.md).
+    # Shorter rollouts than PPO's and one pass of small minibatches: see docs/notebook/impala.md.
     num_steps: Annotated[int, COUNT] = 64
-    num_minibatches: Annotated[int, COUNT] = 4
-    epochs: Annotated[int, Range(1, 1000)] = 2
+    num_minibatches: Annotated[int, COUNT] = 16
+    epochs: Annotated[int, Range(1, 1000)] = 1
 
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
