@@ -27,6 +27,8 @@ class _Every(Callback):
     """
 
     def __init__(self, steps: int) -> None:
+        if not isinstance(steps, int) or steps < 1:
+            raise SettingsError(f"steps must be a number of env steps, 1 or more; got {steps!r}.")
         self._steps, self._done = steps, 0
 
     def is_due(self, run: RunOfCallback) -> bool:
@@ -111,6 +113,8 @@ class RecordVideo(_Every):
         max_steps: int = 300,
     ) -> None:
         super().__init__(steps)
+        if format not in ("mp4", "gif"):
+            raise SettingsError(f'format must be "mp4" or "gif"; got {format!r}.')
         self._options, self._format = video.Recording(episodes=episodes, max_steps=max_steps), format
 
     def on_start(self, run: RunOfCallback) -> None:

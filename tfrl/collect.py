@@ -24,20 +24,28 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from tfrl import Function
-from tfrl.algorithms.runs import find_policy, run_folder
+from tfrl.algorithms.runs import find_policy, folder_of, run_folder
 from tfrl.cli import endings, flags
 from tfrl.cli.errors import TrainingError, UserError
 from tfrl.cli.flags import COUNT, FRACTION, NATURAL, Range
 from tfrl.cli.streams import quiet_start, tell
-from tfrl.config.run import Task, check_task
+from tfrl.config.run import Task
 from tfrl.envs import facts as env_facts
 from tfrl.envs import registry
 from tfrl.envs.facts import Facts
 from tfrl.envs.spec import Step, VecEnv
 from tfrl.experience import recorded
-from tfrl.experience.episodes import LONGEST_EPISODE, ActingPolicy, Watcher, check_level_set, level_spec, play
+from tfrl.experience.episodes import (
+    LONGEST_EPISODE,
+    ActingPolicy,
+    Watcher,
+    check_level_set,
+    check_plays,
+    level_spec,
+    play,
+)
 from tfrl.experience.recorded import Episode, Manifest, Spaces
-from tfrl.networks.weights import PolicySource
+from tfrl.networks.weights import PolicySource, split_checkpoint
 from tfrl.record import UniformPolicy, task_without_run
 from tfrl.run import files, rng
 from tfrl.run.folder import locked, weights_sha256
@@ -106,12 +114,12 @@ def main(arguments: Sequence[str]) -> int:
         task, source = task_without_run(options.random, options.seed), None
         out = Path(options.out or f"{registry.file_name(task.env)}-episodes")
     else:
-        run = run_folder(flags.one(words, "run", _USAGE))
-        source = find_policy(run, options.checkpoint)
+        run, checkpoint = split_checkpoint(run_folder(flags.one(words, "run", _USAGE)), options.checkpoint)
+        source = find_policy(run, checkpoint)
         seed = source.config.seed if options.seed is None else options.seed
         task = dataclasses.replace(source.config, seed=seed)
-        check_task(task)
-        out = Path(options.out) if options.out else run / "episodes"
+        check_plays(source.config, task)
+        out = Path(options.out) if options.out else folder_of(run) / "episodes"
     task = _with_processes(task, options.env_processes)
     greedy = options.greedy or (options.epsilon is None and not options.sample and _plays_greedily(source))
     about = {

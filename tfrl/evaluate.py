@@ -25,6 +25,7 @@ from tfrl.experience.episodes import (
     ActingPolicy,
     check_level_set,
     check_plays,
+    other_env,
     play_level_set,
     split_episodes,
 )
@@ -133,7 +134,7 @@ def _task(config: RLSettings, game: str, options: Options) -> Any:
     Raises UserError if the run's policy cannot play the env, or if the env has no such level set.
     """
     seed = config.seed if options.seed is None else options.seed
-    task = dataclasses.replace(config, env=registry.own_name(game.strip()), seed=seed)
+    task = dataclasses.replace(config, **other_env(config, game.strip()), seed=seed)
     check_plays(config, task)
     if options.levels != "both":
         check_level_set(task.env, options.levels)

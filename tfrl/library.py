@@ -558,6 +558,8 @@ class Policy:
             flags = np.ones(size, np.uint8) if mask is None else observations.flat_mask(mask)
         except ValueError as error:
             raise SettingsError(f"the policy does not take an action_mask with {error}.") from None
+        if flags.shape[-1:] != (size,):
+            raise SettingsError(f"action_mask needs {size} numbers; got {list(flags.shape)}.")
         try:
             count = observations.batch_size(spec, observation)
             rows = [None] if count is None else range(count)
@@ -618,9 +620,7 @@ def task_of(config: RLSettings, env: str | MakeEnv | None, seed: int | None) -> 
 
     Raises UserError if the policy of the run cannot play that env.
     """
-    changes: dict[str, Any] = {} if env is None else {"env": registry.own_name(_name_of(env))}
-    if callable(env):
-        changes["env_kwargs"] = {}
+    changes = {} if env is None else playing.other_env(config, _name_of(env))
     if seed is not None:
         changes["seed"] = coerce(seed, int, "seed")
     task = dataclasses.replace(config, **changes)

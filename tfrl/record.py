@@ -21,7 +21,7 @@ from tfrl.config.run import Task, check_task
 from tfrl.envs import registry
 from tfrl.envs.observations import ArraySpec
 from tfrl.envs.spec import ActionSpec
-from tfrl.experience.episodes import check_level_set
+from tfrl.experience.episodes import check_level_set, check_plays
 from tfrl.networks.weights import split_checkpoint
 from tfrl.reporting import video
 from tfrl.reporting.video import Recording, Window
@@ -67,6 +67,7 @@ def main(arguments: Sequence[str]) -> int:
         source = find_policy(run, checkpoint)
         seed = source.config.seed if options.seed is None else options.seed
         task = dataclasses.replace(source.config, seed=seed)
+        check_plays(source.config, task)
         name = f"{registry.file_name(task.env)}-{options.levels}-{source.env_steps}"
         if options.seed is not None:
             name += f"-seed{seed}"

@@ -252,7 +252,7 @@ def _conclude(sweep: Sweep, outcomes: Sequence[TrialState]) -> int:
 
 def _table(sweep: Sweep, trials: Sequence[TrialState]) -> Table:
     names, supervised = list(trials[0].settings), sweep.algorithm == SUPERVISED
-    columns = ("images",) if supervised else ("return", "env steps")
+    columns = ("images",) if supervised else ("return", settings.reader(sweep.algorithm).kind.counts)
     table = Table("trial", *names, sweep.metric, *columns, "state", "run")
     for each in trials:
         returns = () if supervised else (each.episode_return,)

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,13 +15,17 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 from processes import ROOT
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import tfrl
 from cluster import launch
 from tfrl.cli import endings, streams
+from tfrl.collect import main as collect
+from tfrl.envs import registry
 from tfrl.envs.spec import Box, Discrete
+from tfrl.library import task_of
 from tfrl.reporting import scores
 from tfrl.run.console import Console
 
@@ -251,6 +256,23 @@ def test_a_callable_of_an_evaluation_gets_no_keyword_arguments_of_the_run(runs):
     found = tfrl.evaluate(policy, env=lambda: gymnasium.make("CartPole-v1"), episodes=2)
     assert found.returns.tolist() == found.lengths.tolist(), "and not 0 a step"
     assert tfrl.evaluate(policy, env="CartPole-v1", episodes=2).mean <= 0
+
+
+def test_a_set_of_a_checkpoint_lies_in_the_folder_of_its_run(runs):
+    folder = runs["id"].folder
+    (checkpoint,) = sorted((folder / "checkpoints").glob("update-*"))[-1:]
+    assert collect([str(checkpoint), "--episodes", "2"]) == 0
+    assert (folder / "episodes" / "metadata.json").is_file()
+    shutil.rmtree(folder / "episodes")
+
+
+def test_arguments_of_an_env_belong_to_it_alone(runs):
+    policy = tfrl.load(runs["id"].folder)
+    policy.config = dataclasses.replace(policy.config, env_kwargs={"sutton_barto_reward": True})
+    assert task_of(policy.config, "CartPole-v1", None).env_kwargs == policy.config.env_kwargs
+    policy.config = dataclasses.replace(policy.config, env=registry.name_of(CartPoleEnv))
+    assert task_of(policy.config, CartPoleEnv, None).env_kwargs == policy.config.env_kwargs
+    assert task_of(policy.config, "CartPole-v1", None).env_kwargs == {}
 
 
 def test_actor_and_critic_have_the_networks_of_their_own_lambdas(tmp_path):

@@ -92,6 +92,8 @@ def test_several_arrays_masks_and_choices_at_once_go_with_memory(tmp_path):
         action, state = policy(shown, state, action_mask=Parts.mask)
         np.testing.assert_array_equal(action, found["action"][0])
         np.testing.assert_allclose(state, found["state"][0], atol=1e-4)
+    with pytest.raises(tfrl.SettingsError, match=r"action_mask needs 5 numbers; got \[2\]"):
+        policy(shown, state, action_mask=[0, 1])
 
 
 def test_a_missing_state_gives_a_one_sentence_error(run, tmp_path):

@@ -37,6 +37,14 @@ def run(tmp_path_factory):
     return tfrl.train("ppo", total_steps=100_000, logdir=logdir, run_name="r", callbacks=given, **SMALL)
 
 
+def test_bad_arguments_of_callbacks_are_refused_when_they_are_made():
+    for steps in (0, "64", 0.5):
+        with pytest.raises(tfrl.SettingsError, match="steps must be a number of env steps, 1 or more; got"):
+            callbacks.Checkpoint(steps=steps)
+    with pytest.raises(tfrl.SettingsError, match='format must be "mp4" or "gif"; got \'avi\''):
+        callbacks.RecordVideo(steps=64, format="avi")
+
+
 def test_a_run_ends_once_a_metric_is_high_enough(run):
     assert run.results["stopped"].startswith("heavier/return has reached 10")
     assert run.results["env_steps"] == 512

@@ -15,11 +15,12 @@ from recordings import write
 from refusals import refusal
 
 import tfrl
-from tfrl import status
+from tfrl import collect, evaluate, record, status
 from tfrl.algorithms import registry as settings
-from tfrl.algorithms.runs import check_start
+from tfrl.algorithms.runs import check_start, read_settings
 from tfrl.run.checkpoint import CheckpointStore
 from tfrl.training import off_policy, on_policy
+from tfrl.training.learner import next_commands
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.offline import OfflineLearner
 from tfrl.training.on_policy import OnPolicyLearner
@@ -230,6 +231,15 @@ def test_a_return_that_a_run_from_recorded_data_does_not_have_never_stops_it(set
     config = parsed("bc", sets / "CartPole-v1", tmp_path, "--env", "none")
     assert train(config, OfflineLearner, callbacks=[tfrl.callbacks.StopOnReturn(100.0)]) == 0
     assert json.loads((config.run_dir / "results.json").read_text())["gradient_steps"] == 30
+
+
+def test_a_policy_without_an_env_needs_one_to_play(sets, tmp_path):
+    folder = parsed("bc", sets / "CartPole-v1", tmp_path, "--env", "none").run_dir
+    run("bc", sets / "CartPole-v1", tmp_path, "--env", "none")
+    for command in (evaluate.main, record.main, collect.main):
+        assert refusal(command, [str(folder)]).startswith("this policy was trained without an env: name one")
+    assert evaluate.main([str(folder), "--envs", "CartPole-v1", "--episodes", "2"]) == 0
+    assert "python -m tfrl.evaluate" not in "".join(next_commands(read_settings(folder)))
 
 
 def begun(config, kind):

@@ -17,6 +17,7 @@ from tfrl.cli.errors import UserError
 from tfrl.cli.streams import tell
 from tfrl.config.run import Task, check_task
 from tfrl.envs import registry
+from tfrl.envs.facts import NO_ENV
 from tfrl.envs.registry import LEVEL_SETS, TRAIN
 from tfrl.envs.spec import EnvSpec, Step, VecEnv
 from tfrl.experience.memory import Memory
@@ -52,8 +53,16 @@ def level_spec(task: Any, level_set: str, num_envs: int, use: rng.Use = rng.Use.
     )
 
 
+def other_env(config: Task, env: str) -> dict[str, Any]:
+    """The changes of the settings of a run that plays `env`: arguments belong to the run's own env."""
+    env = registry.own_name(env)
+    return {"env": env} if env == config.env else {"env": env, "env_kwargs": {}}
+
+
 def check_plays(config: Task, task: Task) -> None:
     """Raises UserError if there is no such env, or a policy trained with `config` cannot play it."""
+    if task.env == NO_ENV:
+        raise UserError("this policy was trained without an env: name one (--envs; env= in Python).")
     check_task(task)
     if registry.specs(task) != registry.specs(config):
         raise UserError(

@@ -149,7 +149,7 @@ class EvaluationTable(Callback):
     def on_evaluation(self, run: RunOfCallback, evaluation: Mapping[str, float]) -> None:
         """Prints returns and lengths with standard deviations, and the losses of the last update."""
         metrics = {**run.metrics, **evaluation}
-        cells = {"env steps": f"{run.env_steps:,}", "seconds": f"{run.seconds:,.0f}"}
+        cells = {run.config.counts: f"{run.env_steps:,}", "seconds": f"{run.seconds:,.0f}"}
         for level_set in self._level_sets:
             name = "return ± std" if len(self._level_sets) == 1 else f"return ± std, {level_set}"
             cells[name] = _spread(metrics, f"eval_{level_set}/return", 2)

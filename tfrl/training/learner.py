@@ -20,6 +20,7 @@ from tfrl.cli.flags import flag
 from tfrl.config.distributed import DistributedSettings
 from tfrl.config.run import NetworkSettings, RLSettings, hyperparameters
 from tfrl.envs import procgen, registry
+from tfrl.envs.facts import NO_ENV
 from tfrl.envs.published import RANGES, score_range
 from tfrl.envs.registry import TRAIN, level_set_title
 from tfrl.envs.spec import EnvSpec, Sums
@@ -625,7 +626,7 @@ def next_commands(config: RLSettings) -> list[str]:
         tensorboard(config): "curves",
         f"python -m tfrl.report {run}": "a page with curves and scores",
     }
-    if not local:
+    if not local and config.env != NO_ENV:
         commands[f"python -m tfrl.record {run}"] = "a video of the policy"
         commands[f"python -m tfrl.evaluate {run}"] = "returns of more episodes"
     place = "this program" if local.keys() - {"env"} else "Python"  # env.json takes the place of the env
