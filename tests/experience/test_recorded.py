@@ -9,10 +9,12 @@ import pytest
 import tensorflow as tf
 from processes import ROOT
 from recordings import episodes_of, spaces_of, write
+from refusals import refusal
 
 from tfrl.cli.errors import UserError
 from tfrl.envs.observations import CHOICES, FLAGS, IMAGE, MASK, NUMBERS, ArraySpec, Part
 from tfrl.envs.spec import Box, Discrete, MultiDiscrete
+from tfrl.experience import recorded
 from tfrl.experience.recorded import Spaces, facts_of, open_set
 from tfrl.experience.transitions import Transitions
 
@@ -130,6 +132,15 @@ def test_a_folder_without_a_set_gets_a_sentence(tmp_path, make, sentence):
     make(tmp_path / "set")
     with pytest.raises(UserError, match=sentence):
         open_set(str(tmp_path / "set"))
+
+
+def test_a_folder_of_several_sets_is_refused_and_of_versions_the_newest_is_read(tmp_path):
+    for name in ("versions/9.0.0", "versions/10.0.0", "sets/a", "sets/b"):
+        write(tmp_path / name, "CartPole-v1", [3])
+    assert recorded._rlds_folder(tmp_path / "versions") == tmp_path / "versions/10.0.0"
+    said = refusal(recorded.check_set, str(tmp_path / "sets"))
+    assert f"has several sets: {tmp_path / 'sets/a'}, {tmp_path / 'sets/b'}; name those" in said
+    assert "has an empty name" in refusal(recorded.check_set, f"{tmp_path / 'sets/a'},,")
 
 
 def test_a_set_without_episodes_gets_a_sentence(tmp_path):

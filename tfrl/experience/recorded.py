@@ -430,6 +430,9 @@ class RecordedSet:
     shards: Sequence[Shard]
 
 
+_VERSION = re.compile(r"\d+\.\d+\.\d+").fullmatch
+
+
 def names_in(dataset: str) -> list[str]:
     """The names of the sets of a setting; commas separate them."""
     return [dataset] if Path(dataset).exists() else [name.strip() for name in dataset.split(",")]
@@ -438,6 +441,8 @@ def names_in(dataset: str) -> list[str]:
 def check_set(dataset: str, called: str = "--dataset") -> None:
     """Raises UserError if a name is no set that can be here. Needs no TensorFlow, and reads no episode."""
     for name in names_in(dataset):
+        if not name:
+            raise UserError(f"{called} {dataset!r} has an empty name.")
         _check_one(name, called)
 
 
@@ -460,10 +465,20 @@ def _check_one(dataset: str, called: str) -> None:
 
 
 def _rlds_folder(path: Path) -> Path | None:
-    """The folder with the files of an RLDS set: `path`, or its newest version or config inside."""
-    found = [path / INFO_FILE, *sorted(path.glob(f"*/{INFO_FILE}")), *sorted(path.glob(f"*/*/{INFO_FILE}"))]
-    there = [file.parent for file in found if file.is_file()]
-    return None if not there else there[0] if there[0] == path else there[-1]
+    """The folder with the files of an RLDS set: `path`, or the newest version of the only set inside.
+
+    Raises UserError if there are several sets.
+    """
+    if (path / INFO_FILE).is_file():
+        return path
+    found = [file.parent for depth in ("*", "*/*") for file in sorted(path.glob(f"{depth}/{INFO_FILE}"))]
+    versions = {folder: [int(n) for n in folder.name.split(".")] for folder in found if _VERSION(folder.name)}
+    sets = {folder.parent if folder in versions else folder for folder in found}
+    if len(sets) > 1:
+        first, second, *more = sorted(map(str, sets))
+        others = f" and {len(more)} more" if more else ""
+        raise UserError(f"{path} has several sets: {first}, {second}{others}; name those that you want.")
+    return max(found, key=lambda folder: versions.get(folder, []), default=None)
 
 
 def open_set(dataset: str, split: str = "train", called: str = "--dataset") -> RecordedSet:
