@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import numbers
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ class _Every(Callback):
     """
 
     def __init__(self, steps: int) -> None:
-        if not isinstance(steps, int) or steps < 1:
+        if not isinstance(steps, numbers.Real) or not steps >= 1:
             raise SettingsError(f"steps must be a number of env steps, 1 or more; got {steps!r}.")
         self._steps, self._done = steps, 0
 
