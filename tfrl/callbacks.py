@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import numbers
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tfrl.cli.errors import SettingsError, UserError
 from tfrl.cli.streams import tell
@@ -28,7 +29,7 @@ class _Every(Callback):
     """
 
     def __init__(self, steps: int) -> None:
-        if not isinstance(steps, numbers.Real) or not steps >= 1:
+        if not (isinstance(steps, int | float | np.integer) and steps >= 1):
             raise SettingsError(f"steps must be a number of env steps, 1 or more; got {steps!r}.")
         self._steps, self._done = steps, 0
 
