@@ -200,9 +200,13 @@ def test_workers_begin_with_the_same_export_or_not_at_all(runs, tmp_path):
 
     def begin():
         said, everyone = [0, 0], threading.Barrier(2, timeout=60)
+        # Python before 3.11.8 cannot parse in two threads at a time, and NumPy parses what it reads
+        # (https://github.com/python/cpython/issues/106905): worker 1 reads when worker 0 has read.
+        has_read = threading.Event()
 
         def of_workers(worker, number):
             said[worker] = number
+            has_read.set()
             everyone.wait()
             numbers = np.array(said)
             everyone.wait()
@@ -213,6 +217,7 @@ def test_workers_begin_with_the_same_export_or_not_at_all(runs, tmp_path):
                 console=Console(enabled=False), of_workers=functools.partial(of_workers, worker)
             )
             config = config_of("ppo", tmp_path, "second", "--start-from", tmp_path / str(worker))
+            assert worker == 0 or has_read.wait(60)
             try:
                 return read_start(config, session)[0]
             except UserError as error:
