@@ -45,6 +45,21 @@ def test_on_amds_cpus_avx512_bf16_means_bfloat16(tmp_path, feature, expected):
     assert resolve_precision("auto", cpuinfo(tmp_path, "avx2", feature, maker="AuthenticAMD")) == expected
 
 
+def test_a_cpu_that_emulates_bfloat16_is_told_of(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(machine, "_warn", machine.tell)  # not only once in a process
+    plain = cpuinfo(tmp_path, "avx2", "avx512f")
+    machine.note_emulated("float32", plain)
+    assert not capsys.readouterr().err
+    machine.note_emulated("bfloat16", plain)
+    assert "this CPU has no bfloat16" in capsys.readouterr().err
+    for number, feature in enumerate(("avx512_bf16", "amx_bf16")):
+        (tmp_path / str(number)).mkdir()
+        machine.note_emulated("bfloat16", cpuinfo(tmp_path / str(number), feature))
+    (tmp_path / "arm").mkdir()
+    machine.note_emulated("bfloat16", cpuinfo(tmp_path / "arm", "bf16", name="Features"))
+    assert not capsys.readouterr().err
+
+
 def test_a_cpu_of_another_kind_has_no_such_features(tmp_path):
     system = cpuinfo(tmp_path, "bf16", name="Features")  # ARM's word
     assert machine.cpuinfo("flags", system) == ""

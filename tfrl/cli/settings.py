@@ -352,8 +352,10 @@ class Reader(Generic[SettingsT]):
         try:
             self.validate(complete, {name: f"{name} in {path}" for name in file.keys() - flags.keys()})
         except UserError as error:
-            plain = config.complete()
-            of_run = [f"{flag(n)} {shown(kept[n])}" for n in kept if kept[n] != getattr(plain, n)]
+            plain, said = config.complete(), str(error)
+            of_run = [
+                f"{flag(n)} {shown(kept[n])}" for n in kept if flag(n) in said and kept[n] != getattr(plain, n)
+            ]
             if not of_run:
                 raise
             raise UserError(f"{error} The run in {complete.run_dir} has {' and '.join(of_run)}.") from None

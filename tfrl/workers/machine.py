@@ -171,6 +171,16 @@ def note_float16(precision: str) -> None:
         tf.nn.relu(tf.zeros([1], tf.float16))
 
 
+def note_emulated(precision: str, system: Path = _ROOT) -> None:
+    """Warns of bfloat16 on an x86 CPU without it (docs/notebook/bfloat16.md)."""
+    features = cpuinfo("flags", system).split()
+    if precision == "bfloat16" and features and not {"avx512_bf16", "amx_bf16"} & set(features) and not gpus():
+        _warn(
+            "warning: this CPU has no bfloat16: TensorFlow emulates it, many times slower than float32; "
+            "begin a run here with --precision auto or float32."
+        )
+
+
 def filled(rows: np.ndarray) -> np.ndarray:
     """Rows [B, ...] and copies of the last row, so that their number is 2, 4, 8 ... or at least 256.
 

@@ -203,6 +203,7 @@ def make(config: Settings, cluster: TFConfig | None) -> Runtime:
         strategy = tf.distribute.OneDeviceStrategy("/gpu:0" if gpus else "/cpu:0")
     precision = resolve_precision(config.precision, small=config.small_network)
     machine.note_float16(precision)
+    machine.note_emulated(precision)
     return Runtime(strategy, worker, num_workers, precision, at_once)
 
 
