@@ -91,15 +91,18 @@ def preprocessed(images: KerasTensor, function: Callable[[tf.Tensor], tf.Tensor]
     """
     try:  # before Keras, which would hide the error
         spec = tf.TensorSpec(images.shape, images.dtype)
-        tf.function(function, autograph=False).get_concrete_function(spec)
+        made = tf.function(function, autograph=False).get_concrete_function(spec).structured_outputs
     except Exception as error:  # a user's function may raise anything
         lines = str(error).strip().splitlines() or ["no message"]
         raise ValueError(f"its preprocessing raised {type(error).__name__}: {lines[0]}") from error
-    x = keras.layers.Lambda(function, dtype="float32", name="preprocess")(images)
-    if len(x.shape) != 4 or None in x.shape[1:] or not x.dtype.startswith(("uint8", "float")):
-        found = f"{x.dtype} {list(x.shape)}"
+    if not (
+        tf.is_tensor(made)
+        and (made.dtype == tf.uint8 or made.dtype.is_floating)
+        and (made.shape.rank == 4 and made.shape[0] is None and made.shape[1:].is_fully_defined())
+    ):
+        found = f"{made.dtype.name} {made.shape}" if tf.is_tensor(made) else f"a {type(made).__name__}"
         raise ValueError(f"its preprocessing must return images, uint8 or float, not {found}.")
-    return x
+    return keras.layers.Lambda(function, dtype="float32", name="preprocess")(images)
 
 
 class Layers:

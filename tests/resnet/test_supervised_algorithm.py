@@ -281,9 +281,12 @@ def test_preprocessing_that_cannot_work_gives_a_sentence(logs):
     assert "has no nothing" in refusal(parse, ["--preprocess", f"{__name__}:nothing"])
     settings = SETTINGS | {"logdir": str(logs), "run_name": "wrong"}
     with pytest.raises(
-        tfrl.SettingsError, match=r"must return images, uint8 or float, not float32 \[None, 3\]"
+        tfrl.SettingsError, match=r"must return images, uint8 or float, not float32 \(None, 3\)"
     ):
         tfrl.train("resnet", **settings, preprocess=lambda x: tf.reduce_mean(tf.cast(x, tf.float32), (1, 2)))
+    for wrong in (3.0, [tf.zeros([1, 8, 8, 3])], tf.zeros([2, 8, 8, 3]), tf.zeros([1, 8, 8, 3], tf.int32)):
+        with pytest.raises(tfrl.SettingsError, match="must return images, uint8 or float, not "):
+            tfrl.train("resnet", **settings, preprocess=lambda x, wrong=wrong: wrong)
     with pytest.raises(tfrl.SettingsError, match="preprocessing raised AttributeError: .*no_such_method"):
         tfrl.train("resnet", **settings, preprocess=lambda x: x.no_such_method())
 
