@@ -352,10 +352,9 @@ class Reader(Generic[SettingsT]):
         try:
             self.validate(complete, {name: f"{name} in {path}" for name in file.keys() - flags.keys()})
         except UserError as error:
-            plain, said = config.complete(), str(error)
-            of_run = [
-                f"{flag(n)} {shown(kept[n])}" for n in kept if flag(n) in said and kept[n] != getattr(plain, n)
-            ]
+            plain = config.complete()
+            named = [n for n in kept if flag(n) in str(error) and kept[n] != getattr(plain, n)]
+            of_run = [f"{flag(n)} {shown(kept[n])}" for n in named]
             if not of_run:
                 raise
             raise UserError(f"{error} The run in {complete.run_dir} has {' and '.join(of_run)}.") from None

@@ -173,8 +173,9 @@ def note_float16(precision: str) -> None:
 
 def note_emulated(precision: str, system: Path = _ROOT) -> None:
     """Warns of bfloat16 on an x86 CPU without it (docs/notebook/bfloat16.md)."""
-    features = cpuinfo("flags", system).split()
-    if precision == "bfloat16" and features and not {"avx512_bf16", "amx_bf16"} & set(features) and not gpus():
+    features = set(cpuinfo("flags", system).split())
+    native = features & {"avx512_bf16", "amx_bf16"} or not features
+    if precision == "bfloat16" and not native and not gpus():
         _warn(
             "warning: this CPU has no bfloat16: TensorFlow emulates it, many times slower than float32; "
             "begin a run here with --precision auto or float32."
