@@ -189,8 +189,8 @@ class Trainer:
     """A run as a context manager; `trainer` makes it. The context starts the run, or resumes it.
 
     At the end of the context, a run that is done gets its export and results.json. A run that is not done is
-    saved, and the same call resumes it, also if the code of the context has raised an exception. Only an
-    exception of several workers, or a second Ctrl-C, saves nothing.
+    saved, and the same call resumes it, also if the code of the context has raised an exception or called
+    `sys.exit`. An exception of several workers, or a KeyboardInterrupt that ends the block, saves nothing.
 
     All methods raise what `train` raises. After such an exception the run has ended in this process.
     """
@@ -221,7 +221,7 @@ class Trainer:
         with self._ending_on_errors():
             if run.is_done and error is None:
                 run.finish()
-            elif error is None or (isinstance(error, Exception) and run.num_workers == 1):
+            elif error is None or (isinstance(error, (Exception, SystemExit)) and run.num_workers == 1):
                 run.leave()
         self._close()
         if error is None:
@@ -435,9 +435,9 @@ class Policy:
             --memory-inputs.
 
         Returns:
-          The action for `env.step`: an int for Discrete actions, a float32 array within the bounds of the
-          env's Box, or for MultiDiscrete and MultiBinary an array in the env's shape and dtype. For a batch,
-          an array [B, ...]. A recurrent policy returns (action, next state).
+          The action for `env.step`: an int for Discrete actions, an array within the bounds of the env's
+          Box and of its dtype, or for MultiDiscrete and MultiBinary an array in the env's shape and dtype.
+          For a batch, an array [B, ...]. A recurrent policy returns (action, next state).
 
         Raises:
           SettingsError: the observation or the state has another shape than the policy needs.

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -45,8 +46,11 @@ def test_an_own_loop_that_is_left_and_resumed_has_the_bits_of_train(plain, tmp_p
     thread.start()
     thread.join()
     assert paths == [tmp_path / "own" / "checkpoints" / "update-00000001"] and paths[0].is_dir()
+    with pytest.raises(SystemExit), tfrl.trainer("ppo", **same) as trainer:
+        trainer.update()
+        sys.exit()
     with tfrl.trainer("ppo", **same) as trainer:
-        assert (trainer.updates, trainer.done) == (2, False)
+        assert (trainer.updates, trainer.done) == (3, False)
         last = ended(trainer)
         assert trainer.run.results == {}
         with pytest.raises(tfrl.SettingsError, match=r"the run is done.*trainer\.done"):
@@ -54,7 +58,7 @@ def test_an_own_loop_that_is_left_and_resumed_has_the_bits_of_train(plain, tmp_p
     assert last["eval_test/return"] == plain.results["eval"]["test"]["return"]
     for name in ("weights_sha256", "eval", "episode_return", "env_steps"):
         assert trainer.run.results[name] == plain.results[name], name
-    assert trainer.run.results["resumed_at"] == [512]
+    assert trainer.run.results["resumed_at"] == [512, 768]
     with tfrl.trainer("ppo", **same) as trainer:  # complete: not trained again
         assert trainer.done
 
