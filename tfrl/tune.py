@@ -52,7 +52,8 @@ class Options:
     sample: SEVERAL = ()
     """NAME=uniform:a,b or loguniform:a,b or choice:a,b,c: draw a value of a setting for each trial."""
     scheduler: Literal["none", "asha", "pbt"] = "none"
-    """asha: end poor trials early; pbt: give them good trials' weights. Both need --eval-every after --."""
+    """asha: end poor trials early; pbt: give them good trials' weights. Both compare evaluations
+    (--eval-every after --); asha also compares a --metric of the training, such as rollout/episode_return."""
     trials: Annotated[int, NATURAL] = 0
     """Trials of each point of the grid, each with its own drawn values. 0: 8 with --sample, otherwise 1."""
     parallel: Annotated[int, COUNT] = 1

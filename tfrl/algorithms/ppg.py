@@ -141,7 +141,7 @@ AUXILIARY = ("aux_value_loss", "aux_policy_kl", "aux_critic_loss", "aux_grad_nor
 class PPGAgent(PPOAgent):
     """Train phasic policy gradient (PPG), which is PPO and an auxiliary phase.
 
-    With --share-torso, the value's gradient reaches the shared torso only in the auxiliary phase.
+    With --share-torso, the gradient of values reaches the shared torso only through the auxiliary head.
 
     Attributes:
       targets: the value targets of the last rollout, float32 [R, T, B].

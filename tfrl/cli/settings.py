@@ -78,8 +78,8 @@ class Hardware(NoResult):
     capability 8.0 or higher, CPUs with AMX, AMD's CPUs with AVX512-BF16; never for mlp), otherwise float32. A
     resumed run keeps its precision."""
     micro_batch: Annotated[int, NATURAL] = 0
-    """Compute gradients in parts of this many samples, and sum them. The gradient step is the same; smaller
-    parts need less memory. 0: chosen for speed."""
+    """Compute gradients in parts of this many samples, and sum them. The gradient step is the same (except
+    that of TD3+BC); smaller parts need less memory. 0: chosen for speed."""
     device: str = "auto"
     """cpu, gpu (all GPUs, at least one), or gpu:NUMBER (this one, counted from 0). auto: the GPUs if there
     are any."""
