@@ -159,15 +159,15 @@ class Spaces:
             got = f"{given.dtype} {list(given.shape[1:])}"
             named = f" {part.name}" if part.keys else ""
             raise UserError(f"{where} has observations{named} of {got}, and {self._wanted()}.")
+        if part.kind == NUMBERS:
+            with np.errstate(over="ignore"):
+                given = given.astype(np.float32, copy=False)
+        if given.dtype.kind == "f" and not np.isfinite(given).all():
+            raise UserError(f"{where} has observations that are NaN or infinite.")
         if part.kind == CHOICES:
             given = given - _starts(part)
             if (given < 0).any() or (given >= np.array(part.counts).reshape(part.shape)).any():
                 raise UserError(f"{where} has observations that the space of its env does not have.")
-        elif part.kind == NUMBERS:
-            with np.errstate(over="ignore"):
-                given = given.astype(np.float32, copy=False)
-            if not np.isfinite(given).all():
-                raise UserError(f"{where} has observations that are NaN or infinite.")
         return given
 
     def _wanted(self) -> str:
@@ -201,7 +201,8 @@ class Spaces:
 
     def episode(self, raw: RawEpisode, where: str) -> Episode:
         """An episode as an agent sees it. Raises UserError, which names the file, if it does not fit."""
-        rewards = np.asarray(raw.rewards, np.float32).reshape(-1)
+        with np.errstate(over="ignore"):
+            rewards = np.asarray(raw.rewards, np.float32).reshape(-1)
         if not np.isfinite(rewards).all():
             raise UserError(f"{where} has rewards that are NaN or infinite.")
         observations, actions = self.observations(raw.observations, where), self.actions(raw.actions, where)
