@@ -234,8 +234,12 @@ def test_a_return_that_a_run_from_recorded_data_does_not_have_never_stops_it(set
 
 
 def test_a_policy_without_an_env_needs_one_to_play(sets, tmp_path):
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+
     folder = parsed("bc", sets / "CartPole-v1", tmp_path, "--env", "none").run_dir
-    run("bc", sets / "CartPole-v1", tmp_path, "--env", "none")
+    run("bc", sets / "CartPole-v1", tmp_path, "--env", "none", "--histograms-every", "1")
+    tags = EventAccumulator(str(folder)).Reload().Tags()["tensors"]
+    assert any(tag.startswith("weights/") for tag in tags)
     for command in (evaluate.main, record.main, collect.main):
         assert refusal(command, [str(folder)]).startswith("this policy was trained without an env: name one")
     assert evaluate.main([str(folder), "--envs", "CartPole-v1", "--episodes", "2"]) == 0

@@ -22,14 +22,12 @@ from tfrl.experience.episodes import evaluation_columns, evaluation_results
 from tfrl.experience.normalize import ObservationNormalizer
 from tfrl.experience.recorded import NO_ENV, Spaces
 from tfrl.experience.transitions import Transitions
-from tfrl.networks.network import Network
 from tfrl.run import files
 from tfrl.run.callbacks import Callback, RunOfCallback
 from tfrl.run.checkpoint import State, under, with_prefix
 from tfrl.run.folder import DATA_FILE
 from tfrl.run.loop import Conclusion
 from tfrl.run.session import Session
-from tfrl.training import callbacks
 from tfrl.training.learner import EnvLearner, MakeAgent, next_commands, results_table
 
 _COLUMNS = ("time/updates_per_second", "time/update_seconds", "time/data_seconds")
@@ -53,7 +51,7 @@ class OfflineLearner(EnvLearner):
         self._agree_on_the_set()
         self._observations = self.transitions.scaling  # with --start-from, that of the other run
         data = {"name": config.dataset, **self.transitions.summary.results}
-        self.callbacks = (*_callbacks(config, session, self.agent.network), DataFacts(data))
+        self.callbacks = (*self.callbacks, DataFacts(data))
         share, worker = config.batch_size // session.runtime.num_workers, session.runtime.worker
         self._rows = slice(worker * share, (worker + 1) * share)
         self._sampler = concurrent.futures.ThreadPoolExecutor(1, "batches")
@@ -315,10 +313,3 @@ class DataFacts(Callback):
         if run.is_chief:
             with contextlib.suppress(OSError):
                 files.write(run.folder / DATA_FILE, json.dumps(self._facts, indent=2) + "\n")
-
-
-def _callbacks(config: OfflineSettings, session: Session, network: Network) -> list[Callback]:
-    """Those of every run; without an env, those that need no evaluation."""
-    if config.env != NO_ENV:
-        return callbacks.of_run(config, session, network)
-    return [callbacks.EnvFacts(config, session), callbacks.LearningCurve(config, session)]
