@@ -297,6 +297,9 @@ def test_a_run_needs_a_set_and_an_env_or_none(sets, tmp_path):
     assert parse(["--dataset", str(sets / "CartPole-v1")]).env == "CartPole-v1"
     given = ["--dataset", str(sets / "CartPole-v1"), "--env", "none", "--eval-every", "3"]
     assert refusal(parse, given) == "--eval-every has no effect with --env none; leave it out."
+    for flags in (["--eval-at-start"], ["--keep-policies", "last"]):
+        said = refusal(parse, [*given[:4], *flags])
+        assert said == f"{flags[0]} has no effect with --env none; leave it out."
     assert "td3_bc needs continuous actions" in refusal(settings.reader("td3_bc").parse, given[:2])
     assert "--env none is for algorithms" in refusal(settings.reader("ppo").parse, ["--env", "none"])
 

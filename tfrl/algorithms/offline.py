@@ -196,11 +196,11 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
     @property
     def ineffective(self) -> dict[str, str]:
         """The settings that have no effect in this combination, each with the reason."""
-        names = ("num_envs", "max_episodes", "solved_at", "env_processes", "env_threads")
-        found = super().ineffective | dict.fromkeys(names, "on recorded data")
+        names = ("num_envs", "max_episodes", "solved_at", "env_processes", "env_threads", "log_info")
+        found = super().ineffective | dict.fromkeys((*names, "ray_address"), "on recorded data")
         if self.env == env_facts.NO_ENV:
-            of_evaluations = ("eval_every", "eval_every_steps", "record_every")
-            found |= dict.fromkeys(of_evaluations, "with --env none")
+            of_evaluations = ("eval_every", "eval_every_steps", "eval_at_start", "keep_policies")
+            found |= dict.fromkeys((*of_evaluations, "record_every"), "with --env none")
         return found
 
     @property
