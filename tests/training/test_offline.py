@@ -21,7 +21,9 @@ from tfrl.algorithms import registry as settings
 from tfrl.algorithms.runs import check_start, of_run, read_settings
 from tfrl.cli.settings import to_yaml
 from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.console import Console
 from tfrl.training import off_policy, on_policy
+from tfrl.training.command import of_algorithm
 from tfrl.training.learner import next_commands
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.offline import OfflineLearner
@@ -358,6 +360,32 @@ def test_sets_whose_envs_have_other_settings_are_refused_unless_a_flag_decides(s
     write(settled / "other", "CartPole-v1", [3])
     said = refusal(env_of, "--dataset", f"{settled / 'plain'},{settled / 'other'}")
     assert said.endswith(f"plain was recorded in Pendulum-v1, and {settled / 'other'} in CartPole-v1.")
+
+
+def test_replay_refuses_a_set_whose_env_shows_something_else(settled):
+    def check(name, *flags):
+        given = ["--env", "Pendulum-v1", "--logdir", str(settled), "--dataset", str(settled / name), *flags]
+        of_algorithm("sac").check(settings.reader("sac").parse(given))
+
+    check("plain", "--max-episode-steps", "20", "--frame-skip", "1")  # as without --frame-skip
+    assert refusal(check, "skip") == (
+        f"{settled / 'skip'} was recorded with --frame-skip 4, and this run has no --frame-skip; give the "
+        "same, or another --dataset."
+    )
+    assert '--env-kwargs {"g": 5.0}, and this run has --env-kwargs {}' in refusal(check, "g")
+    check("g", "--env-kwargs", '{"g": 5}')
+
+
+def test_replay_warns_of_a_set_of_another_env(settled, monkeypatch):
+    from learners import make
+
+    about = settled / "plain/metadata.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"env": "Pendulum-v0"}))
+    given = ["--env", "Pendulum-v1", "--logdir", str(settled), "--dataset", str(settled / "plain")]
+    config, said = settings.reader("sac").parse([*given, "--hidden", "8"]), []
+    monkeypatch.setattr(Console, "warn", lambda self, sentence: said.append(sentence))
+    make(config, OffPolicyLearner).envs.close()
+    assert said == [f"{settled / 'plain'} was recorded in Pendulum-v0, and --env is Pendulum-v1."]
 
 
 def test_the_envs_are_made_when_nothing_else_can_fail(sets, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ counts them, so a set is complete at any time. `open_set` reads the sets of tfrl
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -727,6 +728,29 @@ def in_common(of_sets: Mapping[str, Mapping[str, Any]], settings: Iterable[str])
                     f"{_as_flag(setting, value)}; give {flag(setting)} for the evaluations, or equal sets."
                 )
     return found
+
+
+def check_env_settings(dataset: str, task: Any) -> None:
+    """Raises UserError if a set was recorded in the env of a task, and shows other observations or actions.
+
+    These are decided by `env_kwargs`, `frame_skip` and `distribution_mode`. `task` is a dataclass with the
+    fields of `EnvSettings`.
+    """
+
+    def frames(skip: int | None) -> int:
+        return registry.frames_per_step(dataclasses.replace(task, frame_skip=skip))
+
+    for name, about in env_settings(dataset).items():
+        if registry.own_name(about.get("env", "")) != task.env:
+            continue
+        for setting in ("env_kwargs", "frame_skip", "distribution_mode"):
+            mine = getattr(task, setting)
+            theirs = about.get(setting, mine)
+            if theirs != mine and (setting != "frame_skip" or frames(theirs) != frames(mine)):
+                raise UserError(
+                    f"{name} was recorded with {_as_flag(setting, theirs)}, and this run has "
+                    f"{_as_flag(setting, mine)}; give the same, or another --dataset."
+                )
 
 
 def _as_flag(setting: str, value: Any) -> str:

@@ -62,8 +62,7 @@ class OfflineLearner(EnvLearner):
         config, session = self._config, self._session
         session.phase("reading the data")
         found = recorded.open_set(config.dataset, config.split)
-        if found.env is not None and config.env not in (NO_ENV, registry.own_name(found.env)):
-            self._check_env(found.env)
+        self.warn_of_other_env(found)
         transitions = Transitions(
             found,
             self._spaces,
@@ -98,12 +97,6 @@ class OfflineLearner(EnvLearner):
         if least < held:
             mine.close()
             self.transitions = self._read(int(least))
-
-    def _check_env(self, env: str) -> None:
-        """Raises UserError if a set of another env has other spaces; warns if it has the same spaces."""
-        config = self._config
-        if self._session.runtime.is_chief:
-            self._session.console.warn(f"{config.dataset} was recorded in {env}, and --env is {config.env}.")
 
     def begin(self) -> None:
         """Sets the first weights and the constants of the observations. A collective."""
