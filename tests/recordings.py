@@ -24,10 +24,13 @@ def episodes_of(env, lengths, seed=0):
     return found
 
 
-def write(folder, env, lengths, shard=4, seed=0):
-    """A set of such episodes, `shard` of them in a file; its folder, and the episodes."""
+def write(folder, env, lengths, shard=4, seed=0, **settings):
+    """A set of such episodes, `shard` of them in a file; its folder, and the episodes.
+
+    The set names `env` and these settings of it.
+    """
     spaces, episodes = spaces_of(env), episodes_of(env, lengths, seed)
-    manifest = Manifest.of(folder, env, {"env": env})
+    manifest = Manifest.of(folder, env, {"env": env, **settings})
     folder.mkdir(parents=True, exist_ok=True)
     for number, begin in enumerate(range(0, len(episodes), shard)):
         path, some = manifest.shard(number), episodes[begin : begin + shard]

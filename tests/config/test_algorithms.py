@@ -216,6 +216,11 @@ def test_a_preset_keeps_its_envs_and_a_file_only_changes_what_it_names(tmp_path)
         ("cql", "--env Pendulum-v1 --dataset x --alpha 0.1 --alpha-start 1", "--alpha-start has no effect"),
         ("cql", "--env CartPole-v1 --dataset x --critics mean", "--critics has no effect where actions"),
         ("cql", "--env CartPole-v1 --dataset x --critic-torso mlp", "--critic-torso has no effect where"),
+        ("bc", "--env Pendulum-v1 --dataset x --gamma 0.5", "--gamma has no effect in behaviour cloning"),
+        ("bc", "--env Pendulum-v1 --dataset x --reward-scale 2", "--reward-scale has no effect in behav"),
+        ("bc", "--env Pendulum-v1 --dataset x --reward-shift 1", "--reward-shift has no effect in behav"),
+        ("iql", "--env Pendulum-v1 --dataset x --log-info a", "--log-info has no effect on recorded data"),
+        ("iql", "--env Pendulum-v1 --dataset x --ray-address auto", "--ray-address has no effect on rec"),
         ("sac", "--env catch --torso linear --hidden 32", "--hidden has no effect with --torso linear;"),
     ],
 )
@@ -231,6 +236,9 @@ def test_settings_without_effect_are_refused(algorithm, flags, sentence):
         ("sac", "--env Pendulum-v1 --torso keras.ops:relu --hidden 32 --activation relu"),
         ("ppo", "--env CartPole-v1 --torso keras.ops:relu --critic-torso mlp --hidden 32"),
         ("sac", "--preset cleanrl --alpha 0.2"),
+        ("bc", "--env Pendulum-v1 --dataset x --gamma 0.99 --reward-scale 1"),
+        ("bc", "--env catch --dataset x --critic-torso linear"),  # PPO starts from these networks
+        ("td3_bc", "--env Pendulum-v1 --dataset x --exploration-noise 0.5"),  # of sampled actions
         ("dqn", "--preset cartpole --env catch"),
         ("drac", "--preset gymnasium --env catch"),
         ("ppo", "--preset torchrl --env coinrun --torso cookbook --no-normalize-observations"),

@@ -115,6 +115,12 @@ def test_numbers_that_are_not_finite_and_actions_out_of_range_get_a_sentence():
         spaces.actions(episode.actions + 2, "FILE")
     with pytest.raises(UserError, match="FILE has actions of float32"):
         spaces.actions(episode.actions.astype(np.float32), "FILE")
+    choices = ArraySpec.of_parts([Part((), CHOICES, (2,), "int64", counts=(3, 3), starts=(0, 0))])
+    with pytest.raises(UserError, match="FILE has observations that are NaN or infinite"):
+        Spaces(choices, Discrete(2)).observations(np.array([[0, np.nan]]), "FILE")
+    raw = recorded.RawEpisode(episode.observations, episode.actions, np.full(4, 1e300), terminated=True)
+    with pytest.raises(UserError, match="FILE has rewards that are NaN or infinite"):
+        spaces.episode(raw, "FILE")
     episode.observations[2, 1] = np.nan
     with pytest.raises(UserError, match="FILE has observations that are NaN or infinite"):
         spaces.observations(episode.observations, "FILE")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import shutil
 import signal
 import time
 
@@ -17,9 +18,12 @@ from refusals import refusal
 import tfrl
 from tfrl import collect, evaluate, record, status
 from tfrl.algorithms import registry as settings
-from tfrl.algorithms.runs import check_start, read_settings
+from tfrl.algorithms.runs import check_start, of_run, read_settings
+from tfrl.cli.settings import to_yaml
 from tfrl.run.checkpoint import CheckpointStore
+from tfrl.run.console import Console
 from tfrl.training import off_policy, on_policy
+from tfrl.training.command import of_algorithm
 from tfrl.training.learner import next_commands
 from tfrl.training.off_policy import OffPolicyLearner
 from tfrl.training.offline import OfflineLearner
@@ -234,8 +238,12 @@ def test_a_return_that_a_run_from_recorded_data_does_not_have_never_stops_it(set
 
 
 def test_a_policy_without_an_env_needs_one_to_play(sets, tmp_path):
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+
     folder = parsed("bc", sets / "CartPole-v1", tmp_path, "--env", "none").run_dir
-    run("bc", sets / "CartPole-v1", tmp_path, "--env", "none")
+    run("bc", sets / "CartPole-v1", tmp_path, "--env", "none", "--histograms-every", "1")
+    tags = EventAccumulator(str(folder)).Reload().Tags()["tensors"]
+    assert any(tag.startswith("weights/") for tag in tags)
     for command in (evaluate.main, record.main, collect.main):
         assert refusal(command, [str(folder)]).startswith("this policy was trained without an env: name one")
     assert evaluate.main([str(folder), "--envs", "CartPole-v1", "--episodes", "2"]) == 0
@@ -293,8 +301,91 @@ def test_a_run_needs_a_set_and_an_env_or_none(sets, tmp_path):
     assert parse(["--dataset", str(sets / "CartPole-v1")]).env == "CartPole-v1"
     given = ["--dataset", str(sets / "CartPole-v1"), "--env", "none", "--eval-every", "3"]
     assert refusal(parse, given) == "--eval-every has no effect with --env none; leave it out."
+    for flags in (["--eval-at-start"], ["--keep-policies", "last"], ["--env-kwargs", '{"a": 1}']):
+        said = refusal(parse, [*given[:4], *flags])
+        assert said == f"{flags[0]} has no effect with --env none; leave it out."
     assert "td3_bc needs continuous actions" in refusal(settings.reader("td3_bc").parse, given[:2])
     assert "--env none is for algorithms" in refusal(settings.reader("ppo").parse, ["--env", "none"])
+
+
+@pytest.fixture
+def settled(tmp_path):
+    """Sets of Pendulum that name settings of their env."""
+    plain = {"env_kwargs": {}, "frame_skip": None, "max_episode_steps": None, "num_levels": 7}
+    for name, more in {"plain": {}, "skip": {"frame_skip": 4}, "g": {"env_kwargs": {"g": 5.0}}}.items():
+        write(tmp_path / name, "Pendulum-v1", [3] * 2, **plain | more)
+    return tmp_path
+
+
+def env_of(*flags):
+    config = settings.reader("iql").parse([*map(str, flags)])
+    return config.env, config.env_kwargs, config.frame_skip
+
+
+def test_the_settings_of_the_env_are_those_of_the_set_if_the_env_is_spelled_too(settled):
+    env, other = ["--env", "Pendulum-v1"], ["--env", "MountainCarContinuous-v0"]
+    for spelled in ([], env, ["--env", "auto"]):
+        assert env_of("--dataset", settled / "g", *spelled) == ("Pendulum-v1", {"g": 5.0}, None)
+        assert env_of("--dataset", settled / "skip", *spelled, "--frame-skip", 2)[2] == 2
+    assert env_of("--dataset", settled / "g", *other)[1] == {}
+    file = settled / "file.yaml"
+    file.write_text(f"algorithm: iql\ndataset: {settled / 'g'}\n")
+    for spelled, kwargs in ([], {"g": 5.0}), (env, {"g": 5.0}), (other, {}), (["--env", "none"], {}):
+        assert env_of("--config", file, *spelled)[1] == kwargs
+    file.write_text(f"algorithm: iql\nenv: Pendulum-v1\nframe_skip: 4\ndataset: {settled / 'gone'}\n")
+    assert env_of("--config", file, "--dataset", settled / "plain") == ("Pendulum-v1", {}, None)
+
+
+def test_a_run_can_be_read_and_take_a_set_elsewhere_when_its_set_is_gone(settled, tmp_path):
+    config = parsed("bc", settled / "g", tmp_path, "--env", "Pendulum-v1")
+    config.run_dir.mkdir()
+    (config.run_dir / "config.yaml").write_text(to_yaml(config))
+    shutil.move(settled / "g", settled / "moved")
+    assert of_run(config.run_dir).env_kwargs == {"g": 5.0}
+    given = ["--config", str(config.run_dir / "config.yaml")]
+    assert settings.reader("bc").parse(given) == config
+    moved = settings.reader("bc").parse([*given, "--dataset", str(settled / "moved")])
+    assert moved == dataclasses.replace(config, dataset=str(settled / "moved"))
+
+
+def test_sets_whose_envs_have_other_settings_are_refused_unless_a_flag_decides(settled):
+    both = ["--dataset", f"{settled / 'plain'},{settled / 'skip'}"]
+    sentence = (
+        f"{settled / 'plain'} was recorded with no --frame-skip, and {settled / 'skip'} with --frame-skip 4; "
+        "give --frame-skip for the evaluations, or equal sets."
+    )
+    assert refusal(env_of, *both) == refusal(env_of, *both, "--env", "Pendulum-v1") == sentence
+    assert env_of(*both, "--frame-skip", "none") == ("Pendulum-v1", {}, None)
+    assert env_of(*both, "--env", "none")[0] == "none"
+    write(settled / "other", "CartPole-v1", [3])
+    said = refusal(env_of, "--dataset", f"{settled / 'plain'},{settled / 'other'}")
+    assert said.endswith(f"plain was recorded in Pendulum-v1, and {settled / 'other'} in CartPole-v1.")
+
+
+def test_replay_refuses_a_set_whose_env_shows_something_else(settled):
+    def check(name, *flags):
+        given = ["--env", "Pendulum-v1", "--logdir", str(settled), "--dataset", str(settled / name), *flags]
+        of_algorithm("sac").check(settings.reader("sac").parse(given))
+
+    check("plain", "--max-episode-steps", "20", "--frame-skip", "1")  # as without --frame-skip
+    assert refusal(check, "skip") == (
+        f"{settled / 'skip'} was recorded with --frame-skip 4, and this run has no --frame-skip; give the "
+        "same, or another --dataset."
+    )
+    assert '--env-kwargs {"g": 5.0}, and this run has --env-kwargs {}' in refusal(check, "g")
+    check("g", "--env-kwargs", '{"g": 5}')
+
+
+def test_replay_warns_of_a_set_of_another_env(settled, monkeypatch):
+    from learners import make
+
+    about = settled / "plain/metadata.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"env": "Pendulum-v0"}))
+    given = ["--env", "Pendulum-v1", "--logdir", str(settled), "--dataset", str(settled / "plain")]
+    config, said = settings.reader("sac").parse([*given, "--hidden", "8"]), []
+    monkeypatch.setattr(Console, "warn", lambda self, sentence: said.append(sentence))
+    make(config, OffPolicyLearner).envs.close()
+    assert said == [f"{settled / 'plain'} was recorded in Pendulum-v0, and --env is Pendulum-v1."]
 
 
 def test_the_envs_are_made_when_nothing_else_can_fail(sets, tmp_path, monkeypatch):

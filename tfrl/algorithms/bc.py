@@ -53,6 +53,15 @@ class Config(BC, NetworkSettings, OfflineSettings):
         """The default preset of the command, by the observations."""
         return "images" if self.shows_images else "default"
 
+    @property
+    def ineffective(self) -> dict[str, str]:
+        """The settings that have no effect in this combination, each with the reason.
+
+        `critic_torso` has one: `tfrl.ppo --start-from` needs the same networks.
+        """
+        of_rewards = ("gamma", "reward_scale", "reward_shift")
+        return super().ineffective | dict.fromkeys(of_rewards, "in behaviour cloning, which uses no rewards")
+
     def check(self) -> None:
         """Raises UserError for the first setting that cannot work on any machine."""
         super().check()

@@ -29,7 +29,7 @@ _PART_ROWS = 128
 _MAX_AT_ONCE = 50  # gradient steps of a call
 _BYTES_AT_ONCE = 2**26  # of their batches
 _LEVELS = ("distribution_mode", "num_levels", "start_level")
-_OF_THE_SET = ("env", "env_kwargs", "frame_skip", "max_episode_steps", "action_masks", *_LEVELS)
+_OF_ENVS = ("env_kwargs", "frame_skip", "max_episode_steps", "action_masks")
 
 
 @dataclass(frozen=True)
@@ -151,20 +151,31 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
             )
 
     @classmethod
-    def derive(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The env that the set names, with its settings, if no env is given. Raises UserError."""
-        dataset, env = given.get("dataset"), given.get("env", AUTO)
-        if not dataset:
-            return {}
+    def derive(cls, given: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+        """The env that the set names, if no env is given, and the settings of this env in the set.
+
+        An env of another name keeps its own settings. Raises UserError, also if sets differ in a setting.
+        """
+        found = super().derive(given, over)
+        dataset, env = given.get("dataset"), registry.own_name(over.get("env", given.get("env", AUTO)))
+        if not dataset or "dataset" in over:
+            return found
         if env == env_facts.NO_ENV:
             recorded.remember_spaces(dataset, given.get("split", "train"))
-            return {}
-        if env != AUTO:
-            return {}
-        found = recorded.env_settings(dataset, _OF_THE_SET)
+            return found
+        try:
+            of_sets = recorded.env_settings(dataset)
+        except UserError:
+            if env == AUTO:
+                raise
+            return found  # an evaluator needs no set; the others find the same error later
+        known = next(iter(of_sets.values())).get("env")
+        if known is None or env not in (AUTO, registry.own_name(known)):
+            return found
         # Of other envs, only --level-replay chooses levels.
-        has_levels = "env" in found and registry.distribution_modes(found["env"])
-        return {name: value for name, value in found.items() if has_levels or name not in _LEVELS}
+        names = (*_OF_ENVS, *_LEVELS) if registry.distribution_modes(known) else _OF_ENVS
+        settings = recorded.in_common(of_sets, [n for n in names if n not in given and n not in over])
+        return found | settings | ({"env": known} if env == AUTO else {})
 
     def complete(self) -> Self:
         """These settings with derived values filled in."""
@@ -183,6 +194,8 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
                 f"--dataset {self.dataset} {what}: give --env ID for evaluations, or --env none to train "
                 "without them."
             )
+        if self.env == env_facts.NO_ENV and self.env_kwargs:
+            raise UserError("--env-kwargs has no effect with --env none; leave it out.")
         super().check()
 
     @property
@@ -196,11 +209,11 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
     @property
     def ineffective(self) -> dict[str, str]:
         """The settings that have no effect in this combination, each with the reason."""
-        names = ("num_envs", "max_episodes", "solved_at", "env_processes", "env_threads")
-        found = super().ineffective | dict.fromkeys(names, "on recorded data")
+        names = ("num_envs", "max_episodes", "solved_at", "env_processes", "env_threads", "log_info")
+        found = super().ineffective | dict.fromkeys((*names, "ray_address"), "on recorded data")
         if self.env == env_facts.NO_ENV:
-            of_evaluations = ("eval_every", "eval_every_steps", "record_every")
-            found |= dict.fromkeys(of_evaluations, "with --env none")
+            of_evaluations = ("eval_every", "eval_every_steps", "eval_at_start", "keep_policies")
+            found |= dict.fromkeys((*of_evaluations, "record_every"), "with --env none")
         return found
 
     @property

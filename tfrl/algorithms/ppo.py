@@ -157,9 +157,9 @@ class Config(PPO, LevelReplay, RolloutSettings):
         return "openai-easy" if preset == "gymnasium" and self.shows_images else preset
 
     @classmethod
-    def derive(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+    def derive(cls, given: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         """Settings that follow from the given ones and replace those of the preset. Raises UserError."""
-        found = super().derive(given)
+        found = super().derive(given, over)
         if "anneal_lr" in given:
             found["lr_schedule"] = "linear" if given["anneal_lr"] else "constant"
         if "num_minibatches" in given:

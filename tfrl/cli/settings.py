@@ -174,8 +174,11 @@ class Settings(RunSettings, Hardware, ABC):
         return self.preset
 
     @classmethod
-    def derive(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings that follow from the given ones; given values win. Raises UserError."""
+    def derive(cls, given: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings that follow from the given ones; given values win, unless they are `auto`.
+
+        `over` has settings that win over the given ones, as flags win over a file. Raises UserError.
+        """
         return {}
 
     def complete(self) -> Self:
@@ -346,7 +349,10 @@ class Reader(Generic[SettingsT]):
         flags = dict(values)
         path = flags.pop("config", None)
         file = self._left_of_file(path, flags.get("preset")) if path else {}
-        config = self._over_preset({**self.kind.derive(file), **file, **self.kind.derive(flags), **flags})
+        of_file, of_flags = self.kind.derive(file, flags), self.kind.derive(flags, {})
+        given = {**of_file, **file, **of_flags, **flags}
+        left_open = {n: x for n, x in {**of_file, **of_flags}.items() if given[n] == "auto"}
+        config = self._over_preset(given | left_open)
         kept = self._inherited_from_run(config)
         complete = dataclasses.replace(config, **kept).complete().with_own_functions()
         try:

@@ -402,7 +402,7 @@ class RLSettings(RunSettings, Hardware, Torso, Learning, Task, Settings):
         return rewards * np.float32(self.reward_scale) + np.float32(self.reward_shift)
 
     @classmethod
-    def derive(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+    def derive(cls, given: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         """Settings that follow from the given ones and replace those of the preset. Raises UserError."""
         found: dict[str, Any] = {}
         if "total_steps" in given:

@@ -10,6 +10,7 @@ counts them, so a set is complete at any time. `open_set` reads the sets of tfrl
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -25,6 +26,7 @@ import numpy as np
 
 from tfrl import __version__
 from tfrl.cli.errors import UserError, how_to_install
+from tfrl.cli.flags import flag
 from tfrl.envs import facts as env_facts
 from tfrl.envs import registry
 from tfrl.envs.facts import FACTS_FILE, Facts
@@ -159,15 +161,15 @@ class Spaces:
             got = f"{given.dtype} {list(given.shape[1:])}"
             named = f" {part.name}" if part.keys else ""
             raise UserError(f"{where} has observations{named} of {got}, and {self._wanted()}.")
+        if part.kind == NUMBERS:
+            with np.errstate(over="ignore"):
+                given = given.astype(np.float32, copy=False)
+        if given.dtype.kind == "f" and not np.isfinite(given).all():
+            raise UserError(f"{where} has observations that are NaN or infinite.")
         if part.kind == CHOICES:
             given = given - _starts(part)
             if (given < 0).any() or (given >= np.array(part.counts).reshape(part.shape)).any():
                 raise UserError(f"{where} has observations that the space of its env does not have.")
-        elif part.kind == NUMBERS:
-            with np.errstate(over="ignore"):
-                given = given.astype(np.float32, copy=False)
-            if not np.isfinite(given).all():
-                raise UserError(f"{where} has observations that are NaN or infinite.")
         return given
 
     def _wanted(self) -> str:
@@ -201,7 +203,8 @@ class Spaces:
 
     def episode(self, raw: RawEpisode, where: str) -> Episode:
         """An episode as an agent sees it. Raises UserError, which names the file, if it does not fit."""
-        rewards = np.asarray(raw.rewards, np.float32).reshape(-1)
+        with np.errstate(over="ignore"):
+            rewards = np.asarray(raw.rewards, np.float32).reshape(-1)
         if not np.isfinite(rewards).all():
             raise UserError(f"{where} has rewards that are NaN or infinite.")
         observations, actions = self.observations(raw.observations, where), self.actions(raw.actions, where)
@@ -493,13 +496,18 @@ def open_set(dataset: str, split: str = "train", called: str = "--dataset") -> R
     """
     check_set(dataset, called)
     found = [_open_one(name, split, called) for name in names_in(dataset)]
-    envs = {one.env: one.name for one in found}
-    if len(envs) > 1:
-        (first, name), (second, other), *_ = envs.items()
+    _check_one_env({one.name: one.env for one in found})
+    return RecordedSet(dataset, found[0].env, [shard for one in found for shard in one.shards])
+
+
+def _check_one_env(envs: Mapping[str, str | None]) -> None:
+    """Raises UserError if sets are of different envs, which `envs` has by the names of the sets."""
+    names = {env: name for name, env in envs.items()}
+    if len(names) > 1:
+        (first, name), (second, other), *_ = names.items()
         raise UserError(
             f"{name} was recorded in {first or 'an env that it does not name'}, and {other} in {second}."
         )
-    return RecordedSet(dataset, found[0].env, [shard for one in found for shard in one.shards])
 
 
 def _open_one(dataset: str, split: str, called: str) -> RecordedSet:
@@ -681,20 +689,78 @@ def import_tfds() -> Any:
     return tensorflow_datasets
 
 
-# The spaces of a set whose env is not here
+# The settings of the env of a set
 
 
-def env_settings(dataset: str, names: Sequence[str]) -> dict[str, Any]:
-    """The settings of these names of the env that a set names; empty if it names none. Raises UserError."""
+def env_settings(dataset: str) -> dict[str, dict[str, Any]]:
+    """Returns the `env` and the settings of this env that each set names, by the name of the set.
+
+    `dataset` is the setting. Only sets of `tfrl.collect` name settings. Needs no TensorFlow, and reads no
+    episode.
+
+    Raises UserError if a set is not here, or if the sets are of different envs.
+    """
     check_set(dataset)
-    dataset = names_in(dataset)[0]
+    found = {name: _about_env(name) for name in names_in(dataset)}
+    _check_one_env({name: about.get("env") for name, about in found.items()})
+    return found
+
+
+def _about_env(dataset: str) -> dict[str, Any]:
     path = Path(dataset)
     if dataset.startswith(MINARI) or (path / MINARI_FILE).is_file():
         env = _open_minari(dataset).env
         return {} if env is None else {"env": env}
     folder = _rlds_folder(path)
-    about = (read_json(folder / METADATA_FILE) or {}) if folder is not None else {}
-    return {name: value for name in names if (value := about.get(name)) is not None}
+    return (read_json(folder / METADATA_FILE) or {}) if folder is not None else {}
+
+
+def in_common(of_sets: Mapping[str, Mapping[str, Any]], settings: Iterable[str]) -> dict[str, Any]:
+    """The values of these settings in the results of `env_settings`. Raises UserError if two sets differ."""
+    found: dict[str, Any] = {}
+    for setting in settings:
+        values = {name: about[setting] for name, about in of_sets.items() if setting in about}
+        for name, value in values.items():
+            first, found[setting] = next(iter(values.items()))
+            if value != found[setting]:
+                raise UserError(
+                    f"{first} was recorded with {_as_flag(setting, found[setting])}, and {name} with "
+                    f"{_as_flag(setting, value)}; give {flag(setting)} for the evaluations, or equal sets."
+                )
+    return found
+
+
+def check_env_settings(dataset: str, task: Any) -> None:
+    """Raises UserError if a set was recorded in the env of a task, and shows other observations or actions.
+
+    These are decided by `env_kwargs`, `frame_skip` and `distribution_mode`. `task` is a dataclass with the
+    fields of `EnvSettings`.
+    """
+
+    def frames(skip: int | None) -> int:
+        return registry.frames_per_step(dataclasses.replace(task, frame_skip=skip))
+
+    for name, about in env_settings(dataset).items():
+        if registry.own_name(about.get("env", "")) != task.env:
+            continue
+        for setting in ("env_kwargs", "frame_skip", "distribution_mode"):
+            mine = getattr(task, setting)
+            theirs = about.get(setting, mine)
+            if theirs != mine and (setting != "frame_skip" or frames(theirs) != frames(mine)):
+                raise UserError(
+                    f"{name} was recorded with {_as_flag(setting, theirs)}, and this run has "
+                    f"{_as_flag(setting, mine)}; give the same, or another --dataset."
+                )
+
+
+def _as_flag(setting: str, value: Any) -> str:
+    if value is None:
+        return f"no {flag(setting)}"
+    text = json.dumps(value) if isinstance(value, dict) else str(value)
+    return f"{flag(setting)} {text if len(text) <= 60 else f'{text[:57]}...'}"
+
+
+# The spaces of a set whose env is not here
 
 
 def remember_spaces(dataset: str, split: str = "train") -> None:

@@ -98,11 +98,9 @@ WAITS = ("time/learner_wait_fraction", "time/actor_wait_fraction")
 def of_run(config: RLSettings, session: Session, network: Network) -> list[Callback]:
     """The callbacks of every run, in call order. All workers have them; only the chief writes."""
     found: list[Callback] = [] if registry.family(config.env).names else [EnvFacts(config, session)]
-    found += [
-        EvaluationTable(config, session),
-        BestPolicy(config, session),
-        LearningCurve(config, session),
-    ]
+    if config.level_sets:  # a run without an env has no evaluations
+        found += [EvaluationTable(config, session), BestPolicy(config, session)]
+    found.append(LearningCurve(config, session))
     if config.tensorboard_graph or config.histograms_every:
         channels = {shape[-1] for shape in registry.specs(config)[0].image_shapes}
         traced = network.graph_def if config.tensorboard_graph else None

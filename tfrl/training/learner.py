@@ -43,6 +43,7 @@ from tfrl.workers import machine
 from tfrl.workers.strategy import Runtime
 
 if TYPE_CHECKING:
+    from tfrl.experience.recorded import RecordedSet
     from tfrl.experience.rollout import Rollout
     from tfrl.remote.actors import RayCollector
     from tfrl.training.prefetch import Prefetch, ThreadCollector
@@ -143,6 +144,13 @@ class EnvLearner(Learner):
         Raises ValueError or KeyError if they belong to another network.
         """
         self.agent.begin_with(state)
+
+    def warn_of_other_env(self, recorded: RecordedSet) -> None:
+        """Warns, on the chief, if a set was recorded in another env than that of the settings."""
+        env = self._config.env
+        is_other = recorded.env is not None and env not in (NO_ENV, registry.own_name(recorded.env))
+        if is_other and self._runtime.is_chief:
+            self._session.console.warn(f"{recorded.name} was recorded in {recorded.env}, and --env is {env}.")
 
     def _load_moments(self, normalizer: ObservationNormalizer, state: Mapping[str, np.ndarray]) -> None:
         """Loads the moments of observations of another run's checkpoint, or of an export, whose weights

@@ -69,8 +69,10 @@ class OffPolicyLearner(EnvLearner):
         """Holds a recorded set. Raises UserError if it does not fit the env or the memory."""
         config, watchdog = self._config, self._session.watchdog
         self._session.phase("reading the data")
+        opened = recorded.open_set(dataset)
+        self.warn_of_other_env(opened)
         found = Transitions(
-            recorded.open_set(dataset),
+            opened,
             recorded.Spaces(*registry.specs(config)),
             seed=config.seed,
             batch_size=config.batch_size,

@@ -22,14 +22,12 @@ from tfrl.experience.episodes import evaluation_columns, evaluation_results
 from tfrl.experience.normalize import ObservationNormalizer
 from tfrl.experience.recorded import NO_ENV, Spaces
 from tfrl.experience.transitions import Transitions
-from tfrl.networks.network import Network
 from tfrl.run import files
 from tfrl.run.callbacks import Callback, RunOfCallback
 from tfrl.run.checkpoint import State, under, with_prefix
 from tfrl.run.folder import DATA_FILE
 from tfrl.run.loop import Conclusion
 from tfrl.run.session import Session
-from tfrl.training import callbacks
 from tfrl.training.learner import EnvLearner, MakeAgent, next_commands, results_table
 
 _COLUMNS = ("time/updates_per_second", "time/update_seconds", "time/data_seconds")
@@ -53,7 +51,7 @@ class OfflineLearner(EnvLearner):
         self._agree_on_the_set()
         self._observations = self.transitions.scaling  # with --start-from, that of the other run
         data = {"name": config.dataset, **self.transitions.summary.results}
-        self.callbacks = (*_callbacks(config, session, self.agent.network), DataFacts(data))
+        self.callbacks = (*self.callbacks, DataFacts(data))
         share, worker = config.batch_size // session.runtime.num_workers, session.runtime.worker
         self._rows = slice(worker * share, (worker + 1) * share)
         self._sampler = concurrent.futures.ThreadPoolExecutor(1, "batches")
@@ -64,8 +62,7 @@ class OfflineLearner(EnvLearner):
         config, session = self._config, self._session
         session.phase("reading the data")
         found = recorded.open_set(config.dataset, config.split)
-        if found.env is not None and config.env not in (NO_ENV, registry.own_name(found.env)):
-            self._check_env(found.env)
+        self.warn_of_other_env(found)
         transitions = Transitions(
             found,
             self._spaces,
@@ -100,12 +97,6 @@ class OfflineLearner(EnvLearner):
         if least < held:
             mine.close()
             self.transitions = self._read(int(least))
-
-    def _check_env(self, env: str) -> None:
-        """Raises UserError if a set of another env has other spaces; warns if it has the same spaces."""
-        config = self._config
-        if self._session.runtime.is_chief:
-            self._session.console.warn(f"{config.dataset} was recorded in {env}, and --env is {config.env}.")
 
     def begin(self) -> None:
         """Sets the first weights and the constants of the observations. A collective."""
@@ -315,10 +306,3 @@ class DataFacts(Callback):
         if run.is_chief:
             with contextlib.suppress(OSError):
                 files.write(run.folder / DATA_FILE, json.dumps(self._facts, indent=2) + "\n")
-
-
-def _callbacks(config: OfflineSettings, session: Session, network: Network) -> list[Callback]:
-    """Those of every run; without an env, those that need no evaluation."""
-    if config.env != NO_ENV:
-        return callbacks.of_run(config, session, network)
-    return [callbacks.EnvFacts(config, session), callbacks.LearningCurve(config, session)]
