@@ -730,11 +730,11 @@ def in_common(of_sets: Mapping[str, Mapping[str, Any]], settings: Iterable[str])
     return found
 
 
-def check_env_settings(dataset: str, task: Any) -> None:
-    """Raises UserError if a set was recorded in the env of a task, and shows other observations or actions.
+def other_settings(dataset: str, task: Any) -> Iterator[str]:
+    """Sentences about sets of the env of a task that were recorded with other settings of this env.
 
-    These are decided by `env_kwargs`, `frame_skip` and `distribution_mode`. `task` is a dataclass with the
-    fields of `EnvSettings`.
+    `env_kwargs`, `frame_skip` and `distribution_mode` decide what steps do. `task` is a dataclass with the
+    fields of `EnvSettings`. Raises UserError if a set is not here.
     """
 
     def frames(skip: int | None) -> int:
@@ -747,9 +747,9 @@ def check_env_settings(dataset: str, task: Any) -> None:
             mine = getattr(task, setting)
             theirs = about.get(setting, mine)
             if theirs != mine and (setting != "frame_skip" or frames(theirs) != frames(mine)):
-                raise UserError(
+                yield (
                     f"{name} was recorded with {_as_flag(setting, theirs)}, and this run has "
-                    f"{_as_flag(setting, mine)}; give the same, or another --dataset."
+                    f"{_as_flag(setting, mine)}."
                 )
 
 

@@ -146,8 +146,6 @@ class Command:
         if dataset is not None:
             recorded.check_set(dataset)
         if isinstance(config, replay.BufferSettings):
-            if dataset is not None:
-                recorded.check_env_settings(dataset, config)
             replay.check_memory(config, workers, here)
         elif dataset is None:
             steps = config.steps_per_env * config.rollouts_held

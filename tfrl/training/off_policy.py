@@ -71,6 +71,9 @@ class OffPolicyLearner(EnvLearner):
         self._session.phase("reading the data")
         opened = recorded.open_set(dataset)
         self.warn_of_other_env(opened)
+        if self._runtime.is_chief:
+            for sentence in recorded.other_settings(dataset, config):
+                self._session.console.warn(sentence)
         found = Transitions(
             opened,
             recorded.Spaces(*registry.specs(config)),
