@@ -15,7 +15,7 @@ from tfrl.cli.errors import UserError
 from tfrl.envs.observations import CHOICES, FLAGS, IMAGE, MASK, NUMBERS, ArraySpec, Part
 from tfrl.envs.spec import Box, Discrete, MultiDiscrete
 from tfrl.experience import recorded
-from tfrl.experience.recorded import Spaces, facts_of, open_set
+from tfrl.experience.recorded import Spaces, env_settings, facts_of, open_set
 from tfrl.experience.transitions import Transitions
 
 
@@ -236,6 +236,14 @@ def test_a_minari_set_is_read(tmp_path, monkeypatch):
         assert [one.terminated for one in found] == [True, False, False]
         np.testing.assert_array_equal(found[2].observations[3], np.full(4, 5, np.float32))
         np.testing.assert_array_equal(found[1].actions, [0, 1, 0, 1, 0])
+        assert env_settings(name) == {name: {"env": "CartPole-v1"}}
+    other = gymnasium.make(
+        "CartPole-v1", sutton_barto_reward=True, render_mode="rgb_array", max_episode_steps=20
+    )
+    minari.create_dataset_from_buffers("test/other-v0", buffers, env=other, algorithm_name="made up")
+    kwargs = {"sutton_barto_reward": True}
+    about = {"env": "CartPole-v1", "env_kwargs": kwargs, "max_episode_steps": 20}
+    assert env_settings("minari:test/other-v0") == {"minari:test/other-v0": about}
 
 
 # Transitions

@@ -627,7 +627,8 @@ def _map(function: Callable[[Any], Any], arrays: Arrays) -> Arrays:
     return function(arrays)
 
 
-def _open_minari(dataset: str, called: str = "--dataset") -> RecordedSet:
+def _minari_set(dataset: str, called: str) -> tuple[Any, int, Any]:
+    """A Minari set, the number of its episodes, and the EnvSpec of its env or None."""
     try:
         import minari
     except ImportError:
@@ -639,12 +640,16 @@ def _open_minari(dataset: str, called: str = "--dataset") -> RecordedSet:
         found = (
             minari.MinariDataset(Path(name) / "data") if Path(name).is_dir() else minari.load_dataset(name)
         )
-        total, env = found.total_episodes, found.spec.env_spec
+        return found, found.total_episodes, found.spec.env_spec
     except Exception as error:  # of many classes, by what is wrong
         reason = (
             str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
         )
         raise UserError(f"{called} {dataset} cannot be opened by Minari: {reason}.") from None
+
+
+def _open_minari(dataset: str, called: str = "--dataset") -> RecordedSet:
+    found, total, env = _minari_set(dataset, called)
     file = str(Path(str(found.storage.data_path)) / MINARI_FILE.name)
     size = Path(file).stat().st_size if Path(file).is_file() else 0
 
@@ -695,8 +700,8 @@ def import_tfds() -> Any:
 def env_settings(dataset: str) -> dict[str, dict[str, Any]]:
     """Returns the `env` and the settings of this env that each set names, by the name of the set.
 
-    `dataset` is the setting. Only sets of `tfrl.collect` name settings. Needs no TensorFlow, and reads no
-    episode.
+    `dataset` is the setting. Sets of `tfrl.collect` and Minari sets name settings. Needs no TensorFlow, and
+    reads no episode.
 
     Raises UserError if a set is not here, or if the sets are of different envs.
     """
@@ -709,10 +714,23 @@ def env_settings(dataset: str) -> dict[str, dict[str, Any]]:
 def _about_env(dataset: str) -> dict[str, Any]:
     path = Path(dataset)
     if dataset.startswith(MINARI) or (path / MINARI_FILE).is_file():
-        env = _open_minari(dataset).env
-        return {} if env is None else {"env": env}
+        _, _, spec = _minari_set(dataset, "--dataset")
+        return {} if spec is None else _of_spec(spec)
     folder = _rlds_folder(path)
     return (read_json(folder / METADATA_FILE) or {}) if folder is not None else {}
+
+
+def _of_spec(spec: Any) -> dict[str, Any]:
+    """The `env` of an EnvSpec of Gymnasium, and its settings that differ from those of the id."""
+    import gymnasium
+
+    known = gymnasium.registry.get(spec.id, spec)
+    plain = {} if known is spec else known.kwargs
+    given = {k: v for k, v in spec.kwargs.items() if k not in plain or str(v) != str(plain[k])}
+    given.pop("render_mode", None)
+    found = {"env": spec.id} | ({"env_kwargs": given} if given else {})
+    changed = spec.max_episode_steps != known.max_episode_steps
+    return found | ({"max_episode_steps": spec.max_episode_steps} if changed else {})
 
 
 def in_common(of_sets: Mapping[str, Mapping[str, Any]], settings: Iterable[str]) -> dict[str, Any]:
