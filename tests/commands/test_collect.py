@@ -152,7 +152,23 @@ def test_another_set_in_the_folder_stays(whole, tmp_path):
     assert "has no set of tfrl.collect" in refusal(main, flags(tmp_path))
     assert "exclude each other" in refusal(main, ["x", "--greedy", "--epsilon", "0.1"])
     assert "exclude each other" in refusal(main, flags(tmp_path / "new", "--steps", "9"))
-    assert "no effect with --random" in refusal(main, flags(tmp_path / "new", "--greedy"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--random CartPole-v1 --greedy", "--greedy has no effect with --random; leave it out."),
+        ("--random CartPole-v1 --sample", "--sample has no effect with --random; leave it out."),
+        ("--random CartPole-v1 --checkpoint best", "--checkpoint has no effect with --random; leave it out."),
+        ("--describe x --episodes 5", "--episodes has no effect with --describe; leave it out."),
+        ("--describe x --random CartPole-v1", "--random has no effect with --describe; leave it out."),
+        ("--describe x --facts --picture y.png", "--picture has no effect with --facts; leave it out."),
+        ("--describe x run", "--describe takes no run; got run."),
+        ("run --split test", "--split has no effect without --describe; leave it out."),
+    ],
+)
+def test_flags_without_effect_are_refused(words, said):
+    assert refusal(main, words.split()) == said
 
 
 def test_the_number_of_episodes_is_told(whole, tmp_path, capsys, monkeypatch):
