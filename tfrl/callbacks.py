@@ -12,7 +12,7 @@ import numpy as np
 from tfrl.cli.errors import SettingsError, UserError
 from tfrl.cli.streams import tell
 from tfrl.experience import episodes as playing
-from tfrl.library import MakeEnv, task_of
+from tfrl.library import MakeEnv, options_of, task_of
 from tfrl.networks.weights import keep
 from tfrl.reporting import video
 from tfrl.run import files
@@ -62,10 +62,11 @@ class Evaluate(_Every):
     def __init__(
         self, env: str | MakeEnv, *, steps: int, episodes: int = 16, name: str, seed: int | None = None
     ) -> None:
+        from tfrl.evaluate import Options
+
         super().__init__(steps)
-        if episodes < 1:
-            raise SettingsError(f"episodes must be at least 1; got {episodes}.")
-        self._env, self._seed, self._episodes, self._name = env, seed, episodes, name
+        options = options_of(Options, episodes=episodes, seed=seed)
+        self._env, self._seed, self._episodes, self._name = env, options.seed, options.episodes, name
 
     def on_start(self, run: RunOfCallback) -> None:
         """Raises UserError for a supervised run."""
@@ -117,7 +118,8 @@ class RecordVideo(_Every):
         super().__init__(steps)
         if format not in ("mp4", "gif"):
             raise SettingsError(f'format must be "mp4" or "gif"; got {format!r}.')
-        self._options, self._format = video.Recording(episodes=episodes, max_steps=max_steps), format
+        self._options = options_of(video.Recording, episodes=episodes, max_steps=max_steps)
+        self._format = format
 
     def on_start(self, run: RunOfCallback) -> None:
         """Raises UserError for a supervised run."""

@@ -68,9 +68,15 @@ def test_a_run_does_not_end_after_a_few_lucky_episodes(episodes, stops):
     assert bool(stopped) == stops
 
 
-def test_a_number_of_episodes_is_checked_before_training():
-    with pytest.raises(tfrl.SettingsError, match="episodes must be at least 1; got 0"):
-        callbacks.Evaluate(heavier, steps=512, episodes=0, name="heavier")
+def test_numbers_are_checked_before_training():
+    for wrong, said in (
+        ({"episodes": 0}, "episodes must be at least 1 and at most 1000000; got 0."),
+        ({"seed": -1}, "seed must be at least 0 and at most 2147483647; got -1."),
+    ):
+        with pytest.raises(tfrl.SettingsError, match=said):
+            callbacks.Evaluate(heavier, steps=512, name="heavier", **wrong)
+    with pytest.raises(tfrl.SettingsError, match="max_steps must be at least 1 and at most .*; got -1."):
+        callbacks.RecordVideo(steps=512, max_steps=-1)
 
 
 def test_another_env_is_evaluated_among_the_metrics(run):
