@@ -428,8 +428,8 @@ class Policy:
         """The most likely action.
 
         Args:
-          observation: one observation of the env, [*shape], or a batch, [B, *shape]. A batch of Dict or Tuple
-            observations is a Dict or Tuple of arrays [B, ...].
+          observation: one observation of the env, [*shape], or a batch, [B, *shape], also with B = 0. A batch
+            of Dict or Tuple observations is a Dict or Tuple of arrays [B, ...].
           state: only for a recurrent policy: `initial_state()` at the first step of an episode, then the
             state that the last call returned.
           action_mask: `info["action_mask"]` or `env.action_masks()`, [A] or [B, A], for a policy that was
@@ -444,7 +444,8 @@ class Policy:
           an array [B, ...]. A recurrent policy returns (action, next state).
 
         Raises:
-          SettingsError: the observation or the state has another shape than the policy needs.
+          SettingsError: the observation or the state has another shape than the policy needs, a number of an
+            observation is NaN or infinite, or a mask allows no action.
         """
         return self._act(observation, action_mask, None, state, reward)
 
@@ -496,7 +497,7 @@ class Policy:
 
         Raises SettingsError if the policy is not recurrent.
         """
-        memory = self._acting.memory(batch or 1)
+        memory = self._acting.memory(1 if batch is None else batch)
         if memory is None:
             raise SettingsError("the policy is not recurrent, so it has no state.")
         return memory.values[0] if batch is None else memory.values
@@ -530,8 +531,8 @@ class Policy:
         noise = acting.draw_noise(generator or np.random.default_rng(0), len(rows))
         memory = self._memory(len(rows), is_batch, state, reward)
         arguments = [rows, noise] + ([] if memory is None else [memory.values])
-        if len(rows) == 1:  # a GPU rounds a batch of one differently
-            arguments = [x.repeat(2, axis=0) for x in arguments]
+        if len(rows) < 2:  # a GPU rounds a batch of one differently; of an empty batch there is no product
+            arguments = [np.resize(x, (2, *x.shape[1:])) for x in arguments]
         chosen = acting.act(*arguments)
         actions, states = (chosen, chosen) if memory is None else chosen
         batch = self._action.as_env_takes(actions[: len(rows)])
@@ -556,7 +557,11 @@ class Policy:
                 f"got {'none' if state is None else list(np.shape(state))}."
             )
         memory.values[:] = state
-        memory.rewarded(np.asarray(reward, np.float32))
+        try:
+            memory.rewarded(np.asarray(reward, np.float32))
+        except ValueError:
+            wanted = f"a number, or an array of {count} numbers"
+            raise SettingsError(f"reward must be {wanted}; got {shown(reward)}.") from None
         return memory
 
     def _packed(self, observation: Any, mask: Any) -> tuple[np.ndarray, bool]:
@@ -570,13 +575,17 @@ class Policy:
             raise SettingsError(f"the policy does not take an action_mask with {error}.") from None
         if flags.shape[-1:] != (size,):
             raise SettingsError(f"action_mask needs {size} numbers; got {list(flags.shape)}.")
+        if mask is not None and (forbidden := self._action.forbidden_by(flags)):
+            raise SettingsError(f"action_mask forbids {forbidden}; it must allow at least one.")
         try:
             count = observations.batch_size(spec, observation)
             rows = [None] if count is None else range(count)
+            if flags.shape[:-1] not in ((), (1,), (len(rows),)):
+                raise ValueError(f"{len(rows)} row(s) with an action_mask of {list(flags.shape)}")
             masks = np.broadcast_to(flags, (len(rows), size)) if spec.num_actions else [None] * len(rows)
             pack = observations.Packer(spec)
             packed = [pack(observation, own, i) for i, own in zip(rows, masks, strict=True)]
-            return np.stack(packed), count is not None
+            return np.array(packed, spec.dtype).reshape(-1, *spec.shape), count is not None
         except ValueError as error:
             raise SettingsError(f"the policy does not take an observation of {error}.") from None
 
@@ -600,7 +609,10 @@ class Policy:
                 rows = spec.layout.stored(rows)
             except ValueError as error:
                 raise SettingsError(f"the policy does not take an observation of {error}.") from None
-        return np.ascontiguousarray(rows, spec.dtype), is_batch
+        rows = np.ascontiguousarray(rows, spec.dtype)
+        if spec.dtype == "float32" and not np.isfinite(rows).all():
+            raise SettingsError("the policy takes finite float32 numbers; got NaN, infinite or larger ones.")
+        return rows, is_batch
 
 
 def load(folder: str | Path, checkpoint: str = "last") -> Policy:

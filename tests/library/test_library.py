@@ -211,6 +211,18 @@ def test_a_policy_takes_one_observation_or_a_batch(runs):
         policy(np.zeros(5))
 
 
+def test_a_batch_may_be_empty_and_numbers_are_finite(runs):
+    policy = tfrl.load(runs["function"].folder)
+    for choose in (policy, policy.sample):
+        actions = choose(np.zeros((0, 4), np.float32))
+        assert actions.shape == (0,) and actions.dtype == policy(np.zeros((1, 4))).dtype
+        for wrong in (np.nan, np.inf):
+            with pytest.raises(
+                tfrl.SettingsError, match="takes finite float32 numbers; got NaN, infinite or"
+            ):
+                choose([0.0, wrong, 0.0, 0.0])
+
+
 def test_an_evaluation_is_that_of_the_run_and_of_a_plain_loop(runs):
     policy = tfrl.load(runs["function"].folder)
     found = tfrl.evaluate(policy, episodes=4)
