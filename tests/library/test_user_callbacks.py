@@ -220,3 +220,33 @@ def test_a_metric_that_is_no_number_gives_a_one_sentence_error(value, tmp_path):
     told = f"Metric set the metric my/metric to a value of type {type(value).__name__}; a metric is a single"
     with pytest.raises(tfrl.SettingsError, match=told):
         tfrl.train("ppo", total_steps=256, logdir=tmp_path, callbacks=[Metric(value)], **SMALL)
+
+
+class Overwriting(tfrl.Callback):
+    """Sets a number among the metrics of updates or of evaluations."""
+
+    def __init__(self, name, method):
+        setattr(self, method, lambda run, metrics: metrics.__setitem__(name, 7.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("env_steps", "on_update"),
+        ("train/entropy", "on_update"),
+        ("eval_test/return", "on_update"),  # the first row has no evaluation
+        ("eval_test/return", "on_evaluation"),
+    ],
+)
+def test_a_metric_of_the_run_itself_is_not_changed(name, method, tmp_path):
+    said = (
+        f"the callback Overwriting changed {name}, which is a column of the run itself: choose another name."
+    )
+    given = [tfrl.Callback(), Overwriting(name, method)]
+    with pytest.raises(tfrl.SettingsError, match=f"^{said}"):
+        tfrl.train("ppo", total_steps=512, logdir=tmp_path, run_name="r", callbacks=given, **SMALL)
+
+
+def test_the_name_of_a_metric_is_text(tmp_path):
+    with pytest.raises(tfrl.SettingsError, match="Overwriting gave a metric the name 3; a name is text."):
+        tfrl.train("ppo", total_steps=256, logdir=tmp_path, callbacks=Overwriting(3, "on_update"), **SMALL)
