@@ -68,7 +68,44 @@ def test_a_run_does_not_end_after_a_few_lucky_episodes(episodes, stops):
     assert bool(stopped) == stops
 
 
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("eval_test/return", []),
+        ("other/return", []),
+        (
+            "eval_test/retrun",
+            ["waits for eval_test/retrun, which is not among the metrics (did you mean eval_test/return?)."],
+        ),
+        (
+            "late/return",
+            ["has not seen the metric late/return in this process; a callback that adds the metric"],
+        ),
+    ],
+)
+def test_a_metric_that_does_not_come_is_named_once(metric, said):
+    """The second row has an evaluation. The metrics of another callback come before, or too late."""
+    told, given = [], callbacks.StopOnReturn(500.0, metric=metric)
+    run = types.SimpleNamespace(warn=told.append)
+    for more in ({}, {"eval_test/return": 9.0, "other/return": 9.0}, {"eval_test/return": 9.0}):
+        given.on_update(run, {"train/entropy": 0.1, **more})
+    given.on_end(run, {})
+    callbacks.StopOnReturn(500.0, metric=metric).on_end(run, {})  # a resumed run that has no more updates
+    assert len(told) == len(said)
+    assert all(
+        sentence.startswith(f"StopOnReturn {words}") for sentence, words in zip(told, said, strict=True)
+    )
+
+
+def test_a_warning_of_a_callback_is_shown(tmp_path, capsys):
+    given = [callbacks.StopOnReturn(500.0, metric="late/return"), Metric(1.0)]
+    tfrl.train("ppo", total_steps=256, logdir=tmp_path, callbacks=given, **SMALL)
+    assert "warning: StopOnReturn has not seen the metric late/return" in capsys.readouterr().out
+
+
 def test_numbers_are_checked_before_training():
+    with pytest.raises(tfrl.SettingsError, match="threshold must be a number; got '450'."):
+        callbacks.StopOnReturn("450")
     for wrong, said in (
         ({"episodes": 0}, "episodes must be at least 1 and at most 1000000; got 0."),
         ({"seed": -1}, "seed must be at least 0 and at most 2147483647; got -1."),

@@ -84,6 +84,11 @@ class RunOfCallback(Generic[ConfigT]):
         """The random numbers for the actions of one env, float32 [steps, K]."""
         return self._learner.draw_noise(generator, steps)
 
+    def warn(self, sentence: str) -> None:
+        """Prints `warning: SENTENCE` above the progress line, on the chief."""
+        if self.is_chief:
+            self._session.console.warn(sentence)
+
     def stop(self, why: str) -> None:
         """Ends the run after the present update, with an evaluation, an export and results.
 
