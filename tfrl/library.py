@@ -560,8 +560,9 @@ class Policy:
         try:
             memory.rewarded(np.asarray(reward, np.float32))
         except ValueError:
-            wanted = f"a number, or an array of {count} numbers"
-            raise SettingsError(f"reward must be {wanted}; got {shown(reward)}.") from None
+            raise SettingsError(
+                f"reward must be a number, or an array of {count} numbers; got {shown(reward)}."
+            ) from None
         return memory
 
     def _packed(self, observation: Any, mask: Any) -> tuple[np.ndarray, bool]:
