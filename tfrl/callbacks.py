@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from tfrl.cli.errors import SettingsError, UserError
+from tfrl.cli.flags import nearest
 from tfrl.cli.streams import tell
 from tfrl.experience import episodes as playing
-from tfrl.library import MakeEnv, task_of
+from tfrl.library import MakeEnv, options_of, task_of
 from tfrl.networks.weights import keep
 from tfrl.reporting import video
 from tfrl.run import files
@@ -62,10 +63,11 @@ class Evaluate(_Every):
     def __init__(
         self, env: str | MakeEnv, *, steps: int, episodes: int = 16, name: str, seed: int | None = None
     ) -> None:
+        from tfrl.evaluate import Options
+
         super().__init__(steps)
-        if episodes < 1:
-            raise SettingsError(f"episodes must be at least 1; got {episodes}.")
-        self._env, self._seed, self._episodes, self._name = env, seed, episodes, name
+        options = options_of(Options, episodes=episodes, seed=seed)
+        self._env, self._seed, self._episodes, self._name = env, options.seed, options.episodes, name
 
     def on_start(self, run: RunOfCallback) -> None:
         """Raises UserError for a supervised run."""
@@ -117,7 +119,8 @@ class RecordVideo(_Every):
         super().__init__(steps)
         if format not in ("mp4", "gif"):
             raise SettingsError(f'format must be "mp4" or "gif"; got {format!r}.')
-        self._options, self._format = video.Recording(episodes=episodes, max_steps=max_steps), format
+        self._options = options_of(video.Recording, episodes=episodes, max_steps=max_steps)
+        self._format = format
 
     def on_start(self, run: RunOfCallback) -> None:
         """Raises UserError for a supervised run."""
@@ -143,7 +146,9 @@ def _check_acts(callback: Callback, run: RunOfCallback) -> None:
 class StopOnReturn(Callback):
     """Ends the run as complete when a metric reaches a threshold.
 
-    A metric of training, `rollout/...`, counts once it is a mean of 100 episodes, as for --solved-at.
+    A metric of training, `rollout/...`, counts once it is a mean of 100 episodes, as for --solved-at. A
+    callback that adds the metric must come before this one. A warning says that the metric is missing: when
+    other metrics of its group, such as `eval_test/...`, come without it, or at the end of the run.
 
     Args:
       threshold: the value of the metric that ends the run.
@@ -151,13 +156,32 @@ class StopOnReturn(Callback):
     """
 
     def __init__(self, threshold: float, metric: str = "rollout/episode_return") -> None:
+        if not isinstance(threshold, int | float | np.integer | np.floating):
+            raise SettingsError(f"threshold must be a number; got {threshold!r}.")
         self._threshold, self._metric = threshold, metric
+        # True: the metric was there, or the warning. None: there was no update yet.
+        self._is_known: bool | None = None
 
     def on_update(self, run: RunOfCallback, metrics: dict[str, float]) -> None:
         """Compares the metric with the threshold; the metric may be missing or NaN."""
+        if not self._is_known:
+            prefix = self._metric.partition("/")[0]
+            group = [name for name in metrics if name.partition("/")[0] == prefix]
+            self._is_known = bool(group)
+            if group and self._metric not in group:
+                hint = nearest(self._metric, group)
+                run.warn(f"StopOnReturn waits for {self._metric}, which is not among the metrics{hint}.")
         few = self._metric.startswith("rollout/") and metrics.get("rollout/episodes", 0) < 100
         if not few and metrics.get(self._metric, float("-inf")) >= self._threshold:
             run.stop(f"{self._metric} has reached {self._threshold:g}")
+
+    def on_end(self, run: RunOfCallback, results: Mapping[str, Any]) -> None:
+        """Warns if the metric has not come."""
+        if self._is_known is False:
+            run.warn(
+                f"StopOnReturn has not seen the metric {self._metric} in this process; a callback that adds "
+                "the metric must come before StopOnReturn."
+            )
 
 
 class TensorBoard(Callback):

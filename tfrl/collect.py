@@ -96,21 +96,32 @@ class Options:
     facts: bool = False
     """Print only the spaces of the set of --describe, as JSON."""
 
+    @property
+    def ineffective(self) -> dict[str, str]:
+        """The flags that have no effect in this combination, each with the reason."""
+        of_description, of_run = ("split", "picture", "facts"), ("sample", "greedy", "epsilon", "checkpoint")
+        if self.describe is None:
+            found = dict.fromkeys(of_description, "without --describe")
+            return found | (dict.fromkeys(of_run, "with --random") if self.random else {})
+        others = [name for name in vars(self) if name not in ("describe", *of_description)]
+        found = dict.fromkeys(others, "with --describe")
+        return found | ({"picture": "with --facts"} if self.facts else {})
+
 
 def main(arguments: Sequence[str]) -> int:
     """Records episodes, or describes a set; returns the exit code."""
     words, options = flags.parse(
         Options, arguments, _USAGE, "Record episodes as an RLDS set, or describe a set."
     )
-    if options.describe:
+    if options.describe is not None:
+        if words:
+            raise UserError(f"--describe takes no run; got {words[0]}.")
         return _describe(options)
     if options.sample + options.greedy + (options.epsilon is not None) > 1:
         raise UserError("--sample, --greedy and --epsilon exclude each other: give one of them.")
     if options.random:
         if words:
             raise UserError(f"--random takes no run; got {words[0]}.")
-        if options.greedy or options.epsilon is not None:
-            raise UserError("--greedy and --epsilon have no effect with --random; leave them out.")
         task, source = task_without_run(options.random, options.seed), None
         out = Path(options.out or f"{registry.file_name(task.env)}-episodes")
     else:

@@ -10,9 +10,10 @@ import json
 import os
 import signal
 import sys
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from tfrl.algorithms.policies import SavedPolicy
 from tfrl.algorithms.runs import find_policy, run_folder
 from tfrl.cli import endings, streams
 from tfrl.cli.errors import SettingsError, TrainingError, UserError
-from tfrl.cli.flags import coerce, flag, setting_hint
+from tfrl.cli.flags import check_ranges, coerce, flag, setting_hint, shown
 from tfrl.cli.streams import quiet_start
 from tfrl.config.run import RLSettings
 from tfrl.envs import callables, observations, registry
@@ -34,6 +35,8 @@ from tfrl.run.folder import read_results, weights_sha256
 from tfrl.run.metrics import PROGRESS_FILE, logged_steps
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from tfrl.experience.memory import Memory
     from tfrl.run import loop
     from tfrl.training.command import Command
@@ -44,6 +47,7 @@ MakeEnv = Callable[..., Any]
 """A function that returns a `gymnasium.Env`, or the class of one."""
 MakeFeatures = Callable[[Any], Any]
 """A function from Keras inputs to features, a Keras tensor [B, F]."""
+Options = TypeVar("Options", bound="DataclassInstance")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -424,8 +428,8 @@ class Policy:
         """The most likely action.
 
         Args:
-          observation: one observation of the env, [*shape], or a batch, [B, *shape]. A batch of Dict or Tuple
-            observations is a Dict or Tuple of arrays [B, ...].
+          observation: one observation of the env, [*shape], or a batch, [B, *shape], also with B = 0. A batch
+            of Dict or Tuple observations is a Dict or Tuple of arrays [B, ...].
           state: only for a recurrent policy: `initial_state()` at the first step of an episode, then the
             state that the last call returned.
           action_mask: `info["action_mask"]` or `env.action_masks()`, [A] or [B, A], for a policy that was
@@ -440,7 +444,8 @@ class Policy:
           For a batch, an array [B, ...]. A recurrent policy returns (action, next state).
 
         Raises:
-          SettingsError: the observation or the state has another shape than the policy needs.
+          SettingsError: the observation or the state has another shape than the policy needs, a number of an
+            observation is NaN or infinite, or a mask allows no action.
         """
         return self._act(observation, action_mask, None, state, reward)
 
@@ -478,15 +483,21 @@ class Policy:
         """Draws an action from the policy's distribution; arguments and results are those of a call.
 
         The same seed draws the same action. None draws a new action each time.
+
+        Raises SettingsError as a call does, and for a seed below 0.
         """
-        return self._act(observation, action_mask, np.random.default_rng(seed), state, reward)
+        try:
+            generator = np.random.default_rng(seed)
+        except (TypeError, ValueError):
+            raise SettingsError(f"seed must be a whole number, 0 or more; got {shown(seed)}.") from None
+        return self._act(observation, action_mask, generator, state, reward)
 
     def initial_state(self, batch: int | None = None) -> np.ndarray:
         """The zero state of a recurrent policy for the first step of an episode, float32 [M] or [batch, M].
 
         Raises SettingsError if the policy is not recurrent.
         """
-        memory = self._acting.memory(batch or 1)
+        memory = self._acting.memory(1 if batch is None else batch)
         if memory is None:
             raise SettingsError("the policy is not recurrent, so it has no state.")
         return memory.values[0] if batch is None else memory.values
@@ -520,8 +531,8 @@ class Policy:
         noise = acting.draw_noise(generator or np.random.default_rng(0), len(rows))
         memory = self._memory(len(rows), is_batch, state, reward)
         arguments = [rows, noise] + ([] if memory is None else [memory.values])
-        if len(rows) == 1:  # a GPU rounds a batch of one differently
-            arguments = [x.repeat(2, axis=0) for x in arguments]
+        if len(rows) < 2:  # a GPU rounds a batch of one differently; of an empty batch there is no product
+            arguments = [np.resize(x, (2, *x.shape[1:])) for x in arguments]
         chosen = acting.act(*arguments)
         actions, states = (chosen, chosen) if memory is None else chosen
         batch = self._action.as_env_takes(actions[: len(rows)])
@@ -546,7 +557,12 @@ class Policy:
                 f"got {'none' if state is None else list(np.shape(state))}."
             )
         memory.values[:] = state
-        memory.rewarded(np.asarray(reward, np.float32))
+        try:
+            memory.rewarded(np.asarray(reward, np.float32))
+        except ValueError:
+            raise SettingsError(
+                f"reward must be a number, or an array of {count} numbers; got {shown(reward)}."
+            ) from None
         return memory
 
     def _packed(self, observation: Any, mask: Any) -> tuple[np.ndarray, bool]:
@@ -560,13 +576,17 @@ class Policy:
             raise SettingsError(f"the policy does not take an action_mask with {error}.") from None
         if flags.shape[-1:] != (size,):
             raise SettingsError(f"action_mask needs {size} numbers; got {list(flags.shape)}.")
+        if mask is not None and (forbidden := self._action.forbidden_by(flags)):
+            raise SettingsError(f"action_mask forbids {forbidden}; it must allow at least one.")
         try:
             count = observations.batch_size(spec, observation)
             rows = [None] if count is None else range(count)
+            if flags.shape[:-1] not in ((), (1,), (len(rows),)):
+                raise ValueError(f"{len(rows)} row(s) with an action_mask of {list(flags.shape)}")
             masks = np.broadcast_to(flags, (len(rows), size)) if spec.num_actions else [None] * len(rows)
             pack = observations.Packer(spec)
             packed = [pack(observation, own, i) for i, own in zip(rows, masks, strict=True)]
-            return np.stack(packed), count is not None
+            return np.array(packed, spec.dtype).reshape(-1, *spec.shape), count is not None
         except ValueError as error:
             raise SettingsError(f"the policy does not take an observation of {error}.") from None
 
@@ -590,7 +610,10 @@ class Policy:
                 rows = spec.layout.stored(rows)
             except ValueError as error:
                 raise SettingsError(f"the policy does not take an observation of {error}.") from None
-        return np.ascontiguousarray(rows, spec.dtype), is_batch
+        rows = np.ascontiguousarray(rows, spec.dtype)
+        if spec.dtype == "float32" and not np.isfinite(rows).all():
+            raise SettingsError("the policy takes finite float32 numbers; got NaN, infinite or larger ones.")
+        return rows, is_batch
 
 
 def load(folder: str | Path, checkpoint: str = "last") -> Policy:
@@ -615,6 +638,19 @@ def _loaded(given: Any) -> Any:
     return load(folder) if isinstance(folder, str | Path) else given
 
 
+def options_of(command: type[Options], **arguments: Any) -> Options:
+    """The options of a command from arguments of a function: converted, and in the ranges of the command.
+
+    Raises SettingsError for an argument of another type, or a number outside its range.
+    """
+    with _our_errors():
+        kinds = typing.get_type_hints(command)
+        plain = {n: x.item() if isinstance(x, np.generic) else x for n, x in arguments.items()}
+        options = command(**{name: coerce(value, kinds[name], name) for name, value in plain.items()})
+        check_ranges(options)
+    return options
+
+
 def task_of(config: RLSettings, env: str | MakeEnv | None, seed: int | None) -> RLSettings:
     """The settings of a run, with another env and seed if these are given.
 
@@ -622,7 +658,7 @@ def task_of(config: RLSettings, env: str | MakeEnv | None, seed: int | None) -> 
     """
     changes = {} if env is None else playing.other_env(config, _name_of(env))
     if seed is not None:
-        changes["seed"] = coerce(seed, int, "seed")
+        changes["seed"] = seed
     task = dataclasses.replace(config, **changes)
     playing.check_plays(config, task)
     return task
@@ -672,23 +708,24 @@ def evaluate(
       greedy: True takes the most likely actions, False draws actions. None: as in the run's own evaluation.
 
     Raises:
-      SettingsError: the policy or the env does not exist, or the policy cannot play the env.
+      SettingsError: the policy or the env does not exist, the policy cannot play the env, or a number is
+        outside its range: episodes 1 to 1,000,000, seed 0 to 2^31 - 1.
       TrainingError: the env failed.
     """
     with _our_errors():
+        from tfrl.evaluate import Options as EvaluateOptions
+
+        options = options_of(EvaluateOptions, episodes=episodes, seed=seed, greedy=greedy)
         policy = _loaded(policy)
         if not isinstance(policy, Policy):
             raise UserError(
                 "policy must be that of tfrl.load, a run or its folder; got a value of type "
                 f"{type(policy).__name__}."
             )
-        task = task_of(policy.config, env, seed)
-        greedy = policy.config.eval_greedy if greedy is None else greedy
+        task = task_of(policy.config, env, options.seed)
         acting = policy._acting
-        acting.greedy = greedy
-        episodes = coerce(episodes, int, "episodes")
-        if episodes < 1:
-            raise UserError(f"episodes must be at least 1; got {episodes}.")
+        acting.greedy = policy.config.eval_greedy if options.greedy is None else options.greedy
+        episodes = options.episodes
         played = playing.play_level_set(acting, task, "test", episodes)
     # The first episode of each env, then the second one of each env, and so on: surplus episodes are last.
     returns, lengths, solved = (
@@ -735,8 +772,8 @@ def collect(
       The folder.
 
     Raises:
-      SettingsError: the env does not exist, the policy cannot play it, or the folder has another set or
-        cannot be written. Complete files stay.
+      SettingsError: the env does not exist, the policy cannot play it, the folder has another set or cannot
+        be written, or a number is outside the range of its flag. Complete files stay.
       TrainingError: the env failed.
     """
     with _our_errors():
@@ -748,13 +785,24 @@ def collect(
             record,
             task_without_run,
         )
+        from tfrl.collect import Options as CollectOptions
         from tfrl.experience.recorded import actions_in_words
 
+        options = options_of(
+            CollectOptions,
+            episodes=episodes,
+            steps=steps,
+            seed=seed,
+            epsilon=epsilon,
+            shard_episodes=shard_episodes,
+        )
+        seed, epsilon, greedy = options.seed, options.epsilon, coerce(greedy, bool | None, "greedy")
+        if greedy is not None and epsilon is not None:
+            raise UserError("greedy and epsilon exclude each other: give one of them.")
         if policy != "random":
             policy = _loaded(policy)
         if isinstance(policy, Policy):
             task: Any = task_of(policy.config, env, seed)
-            epsilon = None if epsilon is None else coerce(epsilon, float, "epsilon")
             acting: Any = policy._acting
             acting.greedy = epsilon is not None or (policy.config.eval_greedy if greedy is None else greedy)
             about = {
@@ -790,8 +838,8 @@ def collect(
             task,
             about,
             Path(out),
-            episodes=episodes,
-            steps=steps,
-            shard_episodes=shard_episodes,
+            episodes=options.episodes,
+            steps=options.steps,
+            shard_episodes=options.shard_episodes,
         )
     return Path(out)

@@ -34,8 +34,8 @@ _USAGE = "python -m tfrl.record RUN, or python -m tfrl.record --random ENV"
 class Options(Recording):
     """The video."""
 
-    format: Literal["mp4", "gif"] = "mp4"
-    """A gif is shown in half the size."""
+    format: Literal["mp4", "gif"] | None = None
+    """The format of the file; a gif is shown in half the size. None: the ending of --out, or mp4."""
     window: bool = False
     """Show the policy in a window instead of writing a file. Escape, q or its close button ends it."""
     greedy: bool | None = None
@@ -47,7 +47,15 @@ class Options(Recording):
     random: str | None = None
     """An env to show with a random policy, without a run."""
     out: str | None = None
-    """The file; its ending decides the format. None: in the run's videos folder; with --random ENV.mp4."""
+    """The file, .mp4 or .gif. None: in the run's videos folder; with --random ENV.mp4."""
+
+    @property
+    def ineffective(self) -> dict[str, str]:
+        """The flags that have no effect in this combination, each with the reason."""
+        found = dict.fromkeys(("greedy", "checkpoint") if self.random else (), "with --random")
+        if self.out or self.window:
+            found["format"] = "with --window" if self.window else "with --out, whose ending is the format"
+        return found
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -57,11 +65,12 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"--out must be a file that ends in .mp4 or .gif; got {options.out!r}.")
     if options.window and options.out:
         raise UserError("--window writes no file; leave --out out, or --window.")
+    ending = options.format or "mp4"
     if options.random:
         if words:
             raise UserError(f"--random takes no run; got {words[0]}.")
         task, source = task_without_run(options.random, options.seed), None
-        path = Path(options.out or f"{registry.file_name(task.env)}.{options.format}")
+        path = Path(options.out or f"{registry.file_name(task.env)}.{ending}")
     else:
         run, checkpoint = split_checkpoint(run_folder(flags.one(words, "run", _USAGE)), options.checkpoint)
         source = find_policy(run, checkpoint)
@@ -73,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
             name += f"-seed{seed}"
         if options.greedy is not None:
             name += "-greedy" if options.greedy else "-no-greedy"
-        path = Path(options.out or folder_of(run) / "videos" / f"{name}.{options.format}")
+        path = Path(options.out or folder_of(run) / "videos" / f"{name}.{ending}")
     check_level_set(task.env, options.levels)
     with contextlib.ExitStack() as opened:
         if options.window:  # a missing display is found first

@@ -41,6 +41,9 @@ _SUMMARY = f"""Trains one algorithm with many settings and prints which are best
 before them is optional."""
 _PLAN_FILE = "sweep.json"
 _ENDED = ("done", "ended early")
+# The columns of updates begin with these; a run has some of them.
+_GROUPS = ("rollout", "train", "time", "validation", "replay", "levels", "info")
+_SUPERVISED_GROUPS = ("train", "time")
 
 
 @dataclass(frozen=True)
@@ -208,12 +211,17 @@ def _check_metric(metric: str, config: Any) -> None:
     """Raises UserError if no progress.csv can have the metric. Metrics of updates are not checked."""
     supervised = config.algorithm == SUPERVISED
     columns = ("test/accuracy", "test/loss") if supervised else evaluation_columns(config.level_sets)
-    others = ("train", "time") if supervised else ("rollout", "train", "time")
-    if metric not in columns and metric.partition("/")[0] not in others:
-        raise UserError(
-            f"--metric {metric} is not a column of progress.csv{nearest(metric, columns)}; use one such as "
-            f"{columns[0]}, or one that begins with {'/, '.join(others[:-1])}/ or {others[-1]}/."
-        )
+    others = _SUPERVISED_GROUPS if supervised else _GROUPS
+    # A callback adds columns of any name.
+    if metric in columns or metric.partition("/")[0] in others or config.callbacks:
+        return
+    begins = f"one that begins with {'/, '.join(others[:-1])}/ or {others[-1]}/"
+    if not columns:
+        raise UserError(f"--metric {metric} is not a column of a run without an env; use {begins}.")
+    raise UserError(
+        f"--metric {metric} is not a column of progress.csv{nearest(metric, columns)}; use one such as "
+        f"{columns[0]}, or {begins}."
+    )
 
 
 def _claim(logdir: Path, sweep: Sweep) -> None:

@@ -152,7 +152,48 @@ def test_another_set_in_the_folder_stays(whole, tmp_path):
     assert "has no set of tfrl.collect" in refusal(main, flags(tmp_path))
     assert "exclude each other" in refusal(main, ["x", "--greedy", "--epsilon", "0.1"])
     assert "exclude each other" in refusal(main, flags(tmp_path / "new", "--steps", "9"))
-    assert "no effect with --random" in refusal(main, flags(tmp_path / "new", "--greedy"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--random CartPole-v1 --greedy", "--greedy has no effect with --random; leave it out."),
+        ("--random CartPole-v1 --sample", "--sample has no effect with --random; leave it out."),
+        ("--random CartPole-v1 --checkpoint best", "--checkpoint has no effect with --random; leave it out."),
+        ("--describe x --episodes 5", "--episodes has no effect with --describe; leave it out."),
+        ("--describe x --random CartPole-v1", "--random has no effect with --describe; leave it out."),
+        ("--describe x --facts --picture y.png", "--picture has no effect with --facts; leave it out."),
+        ("--describe x run", "--describe takes no run; got run."),
+        ("run --split test", "--split has no effect without --describe; leave it out."),
+    ],
+)
+def test_flags_without_effect_are_refused(words, said):
+    assert refusal(main, words.split()) == said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"episodes": 0}, "episodes must be at least 1 and at most 2147483647; got 0."),
+        ({"episodes": "many"}, "episodes must be a whole number; got 'many'."),
+        ({"steps": -1}, "steps must be at least 1 and at most 2147483647; got -1."),
+        ({"shard_episodes": 0}, "shard_episodes must be at least 1 and at most 2147483647; got 0."),
+        ({"seed": -1}, "seed must be at least 0 and at most 2147483647; got -1."),
+        ({"epsilon": 3}, "epsilon must be at least 0 and at most 1; got 3.0."),
+        ({"epsilon": 0.1, "greedy": False}, "greedy and epsilon exclude each other: give one of them."),
+        ({"greedy": True}, "greedy and epsilon need a policy of a run; leave them out."),
+    ],
+)
+def test_arguments_of_the_function_have_the_ranges_of_the_flags(arguments, said, tmp_path):
+    with pytest.raises(tfrl.SettingsError) as caught:
+        tfrl.collect("random", env="CartPole-v1", out=tmp_path / "set", **arguments)
+    assert str(caught.value) == said and not (tmp_path / "set").exists()
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    numbers = {"episodes": np.int64(2), "seed": np.int32(3)}
+    tfrl.collect("random", env="CartPole-v1", out=tmp_path / "set", **numbers)
+    assert json.loads((tmp_path / "set/metadata.json").read_text())["about"]["seed"] == 3
 
 
 def test_the_number_of_episodes_is_told(whole, tmp_path, capsys, monkeypatch):

@@ -435,6 +435,10 @@ def test_procgen_is_rendered_in_full_size():
             ["--random", "coinrun", "--out", "clip"],
             "--out must be a file that ends in .mp4 or .gif; got 'clip'.",
         ),
+        (["--random", "coinrun", "--no-greedy"], "--no-greedy has no effect with --random; leave it out."),
+        (["--random", "coinrun", "--checkpoint", "best"], "--checkpoint has no effect with --random; leave"),
+        (["run", "--out", "a.gif", "--format", "mp4"], "--format has no effect with --out, whose ending is"),
+        (["run", "--window", "--format", "gif"], "--format has no effect with --window; leave it out."),
     ],
 )
 def test_bad_arguments(arguments, message):

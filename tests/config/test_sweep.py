@@ -8,6 +8,7 @@ import os
 import pytest
 from made_runs import make_run
 from processes import ROOT, Answer, assert_refused
+from recordings import write
 from refusals import refusal
 from rich.console import Console
 
@@ -207,6 +208,27 @@ def test_the_command_refuses_before_anything_starts(tmp_path):
     ):
         assert_refused(Answer(*where, *flags, module="tfrl.tune"), part)
     assert not (tmp_path / "sweep").exists()
+
+
+def test_the_metric_may_be_any_column_that_a_run_has():
+    """Those of a user's callback have any name."""
+    ppo, supervised = settings.reader("ppo").parse(CATCH), settings.reader("resnet").of_values({})
+    for metric in ("validation/accuracy", "replay/size", "levels/seen", "info/coins", METRIC):
+        tune._check_metric(metric, ppo)
+    watched = dataclasses.replace(ppo, callbacks="my_module:MyCallback")
+    tune._check_metric("mine/number", watched)
+    for metric, config in (("mine/number", ppo), ("validation/accuracy", supervised)):
+        assert f"--metric {metric} is not a column" in refusal(tune._check_metric, metric, config)
+
+
+def test_without_an_env_a_sweep_needs_a_metric_of_updates(tmp_path):
+    dataset, _ = write(tmp_path / "set", "CartPole-v1", [12] * 4)
+    words = ["--logdir", str(tmp_path / "sweep"), "--grid", "lr=1e-3,1e-2"]
+    trials = ["--", "bc", "--dataset", str(dataset), "--env", "none"]
+    said = refusal(tune.main, [*words, *trials])
+    assert "--metric eval_test/return is not a column of a run without an env; use one that begins" in said
+    _, sweep = tune._read([*words, "--metric", "validation/accuracy", *trials])
+    tune._check_metric(sweep.metric, sweep.config(sweep.trials[0]))
 
 
 def test_another_sweep_is_refused_in_the_same_folder(tmp_path):

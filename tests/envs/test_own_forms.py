@@ -172,6 +172,22 @@ def test_a_policy_obeys_a_mask_in_the_observation_or_by_a_method(name, tmp_path,
         assert signature(run)(**batch)["action"].numpy().tolist() == [policy(shown)] * 2
         whole = {key: np.stack([array] * 2) for key, array in shown.items()}
         assert policy(whole).tolist() == [policy(shown)] * 2
+        check_masks(policy, whole)
+
+
+def check_masks(policy, batch):
+    """A mask allows an action, and has as many rows as the batch of 2; a batch may be empty."""
+    none = {key: array[:0] for key, array in batch.items()}
+    for choose in (policy, policy.sample):
+        assert choose(none).shape == (0,) and choose(none).dtype == np.int32
+    for mask, said in (
+        ([[1, 1, 1, 1, 1], [0, 0, 0, 0, 0]], "action_mask forbids every action; it must allow at least one."),
+        ([[1, 1, 1, 1, 1]] * 3, "an observation of 2 row(s) with an action_mask of [3, 5]."),
+        ([[1, 0], [1]], "an action_mask with parts of different lengths."),
+        ("all", "an action_mask with other numbers than 1 for allowed and 0 for forbidden actions."),
+    ):
+        with pytest.raises(tfrl.SettingsError, match=re.escape(said)):
+            policy(batch, action_mask=mask)
 
 
 def test_a_part_of_an_action_without_allowed_values_is_named():

@@ -202,10 +202,25 @@ def test_a_policy_takes_one_observation_or_a_batch(runs):
     drawn = [policy.sample(shown, seed=seed) for seed in (1, 1, 2)]
     assert (drawn[0] == drawn[1]).all() and (drawn[0] != drawn[2]).any()
     assert type(policy(shown[0])) is int
+    for seed in (-1, 1.5, "x"):
+        with pytest.raises(tfrl.SettingsError, match="^seed must be a whole number, 0 or more; got "):
+            policy.sample(shown, seed=seed)
     with pytest.raises(
         tfrl.SettingsError, match=r"takes observations of \[4\], or a batch of them; got \[5\]"
     ):
         policy(np.zeros(5))
+
+
+def test_a_batch_may_be_empty_and_numbers_are_finite(runs):
+    policy = tfrl.load(runs["function"].folder)
+    for choose in (policy, policy.sample):
+        actions = choose(np.zeros((0, 4), np.float32))
+        assert actions.shape == (0,) and actions.dtype == policy(np.zeros((1, 4))).dtype
+        for wrong in (np.nan, np.inf):
+            with pytest.raises(
+                tfrl.SettingsError, match="takes finite float32 numbers; got NaN, infinite or"
+            ):
+                choose([0.0, wrong, 0.0, 0.0])
 
 
 def test_an_evaluation_is_that_of_the_run_and_of_a_plain_loop(runs):
@@ -218,8 +233,13 @@ def test_an_evaluation_is_that_of_the_run_and_of_a_plain_loop(runs):
     assert more.interval[0] < more.mean < more.interval[1]
     of_envs = [more.returns[env::64].mean() for env in range(64)]
     assert more.interval == scores.stratified_bootstrap([np.array(of_envs)], scores.mean)
-    with pytest.raises(tfrl.SettingsError, match="episodes must be at least 1; got 0"):
-        tfrl.evaluate(policy, episodes=0)
+    for wrong, said in (
+        ({"episodes": 0}, "episodes must be at least 1 and at most 1000000; got 0."),
+        ({"seed": -1}, "seed must be at least 0 and at most 2147483647; got -1."),
+        ({"greedy": "no"}, "greedy must be true or false; got 'no'."),
+    ):
+        with pytest.raises(tfrl.SettingsError, match=said):
+            tfrl.evaluate(policy, **wrong)
     with pytest.raises(tfrl.SettingsError, match="so this policy cannot play both"):
         tfrl.evaluate(policy, env="Pendulum-v1")
 

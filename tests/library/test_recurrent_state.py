@@ -52,6 +52,10 @@ def test_rows_of_a_batch_have_separate_states(run):
         np.testing.assert_array_equal(whole[1], single)
     drawn = [policy.sample(shown[0], whole, seed=1)[0] for _ in range(2)]
     np.testing.assert_array_equal(*drawn)
+    actions, state = policy(shown[0, :0], policy.initial_state(0))
+    assert actions.shape == (0,) and state.shape == (0, 35)
+    with pytest.raises(tfrl.SettingsError, match="reward must be a number, or an array of 2 numbers; got "):
+        policy(shown[0], whole, reward=[1.0, 2.0, 3.0])
 
 
 class Parts(gymnasium.Env):

@@ -68,9 +68,52 @@ def test_a_run_does_not_end_after_a_few_lucky_episodes(episodes, stops):
     assert bool(stopped) == stops
 
 
-def test_a_number_of_episodes_is_checked_before_training():
-    with pytest.raises(tfrl.SettingsError, match="episodes must be at least 1; got 0"):
-        callbacks.Evaluate(heavier, steps=512, episodes=0, name="heavier")
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("eval_test/return", []),
+        ("other/return", []),
+        (
+            "eval_test/retrun",
+            ["waits for eval_test/retrun, which is not among the metrics (did you mean eval_test/return?)."],
+        ),
+        (
+            "late/return",
+            ["has not seen the metric late/return in this process; a callback that adds the metric"],
+        ),
+    ],
+)
+def test_a_metric_that_does_not_come_is_named_once(metric, said):
+    """The second row has an evaluation. The metrics of another callback come before, or too late."""
+    told, given = [], callbacks.StopOnReturn(500.0, metric=metric)
+    run = types.SimpleNamespace(warn=told.append)
+    for more in ({}, {"eval_test/return": 9.0, "other/return": 9.0}, {"eval_test/return": 9.0}):
+        given.on_update(run, {"train/entropy": 0.1, **more})
+    given.on_end(run, {})
+    callbacks.StopOnReturn(500.0, metric=metric).on_end(run, {})  # a resumed run that has no more updates
+    assert len(told) == len(said)
+    assert all(
+        sentence.startswith(f"StopOnReturn {words}") for sentence, words in zip(told, said, strict=True)
+    )
+
+
+def test_a_warning_of_a_callback_is_shown(tmp_path, capsys):
+    given = [callbacks.StopOnReturn(500.0, metric="late/return"), Metric(1.0)]
+    tfrl.train("ppo", total_steps=256, logdir=tmp_path, callbacks=given, **SMALL)
+    assert "warning: StopOnReturn has not seen the metric late/return" in capsys.readouterr().out
+
+
+def test_numbers_are_checked_before_training():
+    with pytest.raises(tfrl.SettingsError, match="threshold must be a number; got '450'."):
+        callbacks.StopOnReturn("450")
+    for wrong, said in (
+        ({"episodes": 0}, "episodes must be at least 1 and at most 1000000; got 0."),
+        ({"seed": -1}, "seed must be at least 0 and at most 2147483647; got -1."),
+    ):
+        with pytest.raises(tfrl.SettingsError, match=said):
+            callbacks.Evaluate(heavier, steps=512, name="heavier", **wrong)
+    with pytest.raises(tfrl.SettingsError, match="max_steps must be at least 1 and at most .*; got -1."):
+        callbacks.RecordVideo(steps=512, max_steps=-1)
 
 
 def test_another_env_is_evaluated_among_the_metrics(run):
@@ -214,3 +257,33 @@ def test_a_metric_that_is_no_number_gives_a_one_sentence_error(value, tmp_path):
     told = f"Metric set the metric my/metric to a value of type {type(value).__name__}; a metric is a single"
     with pytest.raises(tfrl.SettingsError, match=told):
         tfrl.train("ppo", total_steps=256, logdir=tmp_path, callbacks=[Metric(value)], **SMALL)
+
+
+class Overwriting(tfrl.Callback):
+    """Sets a number among the metrics of updates or of evaluations."""
+
+    def __init__(self, name, method):
+        setattr(self, method, lambda run, metrics: metrics.__setitem__(name, 7.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("env_steps", "on_update"),
+        ("train/entropy", "on_update"),
+        ("eval_test/return", "on_update"),  # the first row has no evaluation
+        ("eval_test/return", "on_evaluation"),
+    ],
+)
+def test_a_metric_of_the_run_itself_is_not_changed(name, method, tmp_path):
+    said = (
+        f"the callback Overwriting changed {name}, which is a column of the run itself: choose another name."
+    )
+    given = [tfrl.Callback(), Overwriting(name, method)]
+    with pytest.raises(tfrl.SettingsError, match=f"^{said}"):
+        tfrl.train("ppo", total_steps=512, logdir=tmp_path, run_name="r", callbacks=given, **SMALL)
+
+
+def test_the_name_of_a_metric_is_text(tmp_path):
+    with pytest.raises(tfrl.SettingsError, match="Overwriting gave a metric the name 3; a name is text."):
+        tfrl.train("ppo", total_steps=256, logdir=tmp_path, callbacks=Overwriting(3, "on_update"), **SMALL)

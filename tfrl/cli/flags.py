@@ -311,6 +311,18 @@ def check_ranges(config: DataclassInstance) -> None:
                 raise UserError(f"{flag(name)} must be {allowed}; got {shown(value)}.")
 
 
+def check_effects(given: Any, plain: Any, spelled: Mapping[str, str] = types.MappingProxyType({})) -> None:
+    """Raises UserError for the first setting of `given.ineffective` that differs from its value in `plain`.
+
+    `spelled` has the settings that the message does not call by their flags.
+    """
+    for name, why in given.ineffective.items():
+        value = getattr(given, name)
+        if value != getattr(plain, name):
+            word = spelled.get(name, flag(f"no_{name}" if value is False else name))
+            raise UserError(f"{word} has no effect {why}; leave it out.")
+
+
 @functools.cache
 def field_types(kind: type) -> dict[str, Any]:
     """The types of a dataclass's fields by name, with their ranges."""
@@ -343,11 +355,13 @@ def parse(options: type[Options], argv: Sequence[str], usage: str, summary: str)
     """Returns the positional arguments in order, and the flags as an `options`.
 
     Args:
-      options: a dataclass, one flag a field; the text under a field is its help.
+      options: a dataclass, one flag a field; the text under a field is its help. A property `ineffective` may
+        give the flags that have no effect beside the others, each with the reason.
       argv: the arguments. --help and --help-all print the same help and raise SystemExit(0).
       usage, summary: for the help.
 
-    Raises UserError for an unknown flag, a value of another type, or a number outside its range.
+    Raises UserError for an unknown flag, a value of another type, a number outside its range, and a flag that
+    has no effect.
     """
     kinds = typing.get_type_hints(options)
     if any(token in _HELP for token in argv):
@@ -355,6 +369,8 @@ def parse(options: type[Options], argv: Sequence[str], usage: str, summary: str)
     words: list[str] = []
     given = options(**read_flags(kinds, {}, argv, words))
     check_ranges(given)
+    if hasattr(given, "ineffective"):
+        check_effects(given, options())
     return words, given
 
 

@@ -35,6 +35,7 @@ from tfrl.cli.flags import (
     TIMEOUT,
     TIMEOUT_OR_NONE,
     Range,
+    check_effects,
     check_ranges,
     flag,
     read_flags,
@@ -379,12 +380,7 @@ class Reader(Generic[SettingsT]):
         # A failure with one worker is a failure with more workers, whose shares are fractions of its share.
         workers = getattr(config, "learners", 1)
         config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
-        plain = self.of_preset(config.preset)
-        for name, why in config.ineffective.items():
-            value = getattr(config, name)
-            if value != getattr(plain, name):
-                word = spelled.get(name, flag(f"no_{name}" if value is False else name))
-                raise UserError(f"{word} has no effect {why}; leave it out.")
+        check_effects(config, self.of_preset(config.preset), spelled)
 
     def of_preset(self, preset: str) -> SettingsT:
         """The settings that a preset stands for."""

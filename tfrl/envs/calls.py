@@ -251,14 +251,12 @@ def checked_mask(env_id: str, given: Any, name: str, spec: ActionSpec, *, ends: 
         raise EnvError(f"{env_id} gives {name} with {error}") from None
     if mask.size != spec.mask_size:
         raise EnvError(f"{env_id} gives {name} of {mask.size} flags, but its actions need {spec.mask_size}")
-    begins = np.cumsum((0, *spec.mask_counts[:-1]))
-    allowed = np.maximum.reduceat(mask, begins)
-    if allowed.all():
+    forbidden = spec.forbidden_by(mask)
+    if not forbidden:
         return mask
     if ends:
         return np.ones(spec.mask_size, np.uint8)
-    what = "every action" if len(begins) == 1 else f"every value of part {allowed.argmin()} of the action"
-    raise EnvError(f"{env_id} forbids {what} in its {name}")
+    raise EnvError(f"{env_id} forbids {forbidden} in its {name}")
 
 
 def _allowed_action(mask: np.ndarray, spec: ActionSpec) -> Any:

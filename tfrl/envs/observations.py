@@ -320,12 +320,15 @@ def batch_size(spec: ArraySpec, shown: Any) -> int | None:
 def flat_mask(given: Any) -> np.ndarray:
     """A mask as flags uint8 [..., A]; for MultiDiscrete it may be a tuple of arrays.
 
-    Raises ValueError, with the end of a sentence, for other numbers than 0 and 1. Such a mask may list the
-    numbers of actions, or be added to logits.
+    Raises ValueError, with the end of a sentence, for parts of different lengths, and for other values than 0
+    and 1. Such a mask may list the numbers of actions, or be added to logits.
     """
-    flags = np.concatenate([np.asarray(x) for x in given], axis=-1) if isinstance(given, tuple) else given
-    flags = np.asarray(flags)
-    if not ((flags == 0) | (flags == 1)).all():
+    try:
+        flags = np.concatenate([np.asarray(x) for x in given], axis=-1) if isinstance(given, tuple) else given
+        flags = np.asarray(flags)
+    except ValueError:
+        raise ValueError("parts of different lengths") from None
+    if flags.dtype.kind not in "biuf" or not ((flags == 0) | (flags == 1)).all():
         raise ValueError("other numbers than 1 for allowed and 0 for forbidden actions")
     return flags.astype(np.uint8)
 

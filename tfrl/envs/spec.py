@@ -65,6 +65,19 @@ class ActionSpec(ABC):
         """The length of an action mask; 0 if actions cannot be masked."""
         return sum(self.mask_counts)
 
+    def forbidden_by(self, masks: np.ndarray) -> str:
+        """What a mask leaves no value of: "every action" or a part of it; "" if each has an allowed value.
+
+        Args:
+          masks: uint8 [..., mask_size].
+        """
+        begins = np.cumsum((0, *self.mask_counts[:-1]))
+        allowed = np.maximum.reduceat(masks, begins, axis=-1)
+        if allowed.all():
+            return ""
+        part = np.argwhere(allowed == 0)[0, -1]
+        return "every action" if len(begins) == 1 else f"every value of part {part} of the action"
+
     def as_env_takes(self, actions: np.ndarray) -> np.ndarray:
         """Converts an agent's actions [B, *shape] to the env's; overridden if the env takes others.
 

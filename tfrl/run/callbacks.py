@@ -84,6 +84,11 @@ class RunOfCallback(Generic[ConfigT]):
         """The random numbers for the actions of one env, float32 [steps, K]."""
         return self._learner.draw_noise(generator, steps)
 
+    def warn(self, sentence: str) -> None:
+        """Prints `warning: SENTENCE` above the progress line, on the chief."""
+        if self.is_chief:
+            self._session.console.warn(sentence)
+
     def stop(self, why: str) -> None:
         """Ends the run after the present update, with an evaluation, an export and results.
 
@@ -109,7 +114,8 @@ class Callback:
         Args:
           run: the run. `run.stop` ends it.
           metrics: the metrics of the update, and of the evaluation if there was one. A callback may add
-            floats by name; each becomes a column of progress.csv and a curve in TensorBoard.
+            floats by name; each becomes a column of progress.csv and a curve in TensorBoard. The names of the
+            run's own columns are taken: a callback that changes one of them ends the run with an error.
         """
 
     def on_evaluation(self, run: RunOfCallback[Any], evaluation: Mapping[str, float]) -> None:
@@ -126,15 +132,26 @@ class Callback:
         """Continues from a state of `get_state`."""
 
 
-def check_metrics(callback: Callback, metrics: Mapping[str, Any]) -> None:
-    """Raises UserError if a callback has set a metric to something other than a number."""
+def check_metrics(callback: Callback, metrics: Mapping[str, Any], own: Mapping[str, float | None]) -> None:
+    """Raises UserError if a callback has added a metric that is no number, or changed one of the run itself.
+
+    `own` has the run's metrics before the call, and its columns that have no value now as None.
+    """
+    who = f"the callback {type(callback).__name__}"
+    for name, value in own.items():
+        if metrics.get(name) is not value:
+            raise UserError(
+                f"{who} changed {name}, which is a column of the run itself: choose another name."
+            )
     for name, value in metrics.items():
+        if not isinstance(name, str):
+            raise UserError(f"{who} gave a metric the name {name!r}; a name is text.")
         try:
             math.isnan(value)
         except (TypeError, ValueError):  # ValueError: a tensor of several numbers
             raise UserError(
-                f"the callback {type(callback).__name__} set the metric {name} to a value of type "
-                f"{type(value).__name__}; a metric is a single number."
+                f"{who} set the metric {name} to a value of type {type(value).__name__}; a metric is a "
+                "single number."
             ) from None
 
 

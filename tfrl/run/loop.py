@@ -244,6 +244,7 @@ class TrainingRun(RunOfCallback[ConfigT]):
         self._pending: dict[str, float] | None = None  # metrics of the update whose evaluation is pending
         self._before = 0, 0  # step and steps done before the last update
         self._evaluated_at = -1  # steps done
+        self._own_columns: dict[str, Any] = {}  # the names of the run's own columns, each with None
 
     def run(self) -> int:
         """Trains until the run is complete or stopped; returns the exit code."""
@@ -369,9 +370,10 @@ class TrainingRun(RunOfCallback[ConfigT]):
             self._evaluate()
             self.metrics = metrics | self.evaluation
             self._pending = None
+        own = self._own_columns | self.metrics
         for callback in self._callbacks():
             callback.on_update(self, self.metrics)
-            check_metrics(callback, self.metrics)
+            check_metrics(callback, self.metrics, own)
         self._agree_to_stop()
         session.writer.write(self.env_steps, self.metrics)
         session.console.progress.finish_update(self.env_steps, self.metrics)
@@ -389,9 +391,10 @@ class TrainingRun(RunOfCallback[ConfigT]):
         """Evaluates. Raises Stopped if it is interrupted; a resumed run repeats the whole evaluation."""
         self.evaluation = self._learner.evaluate()
         self._evaluated_at = self.env_steps
+        own = self._own_columns | self.evaluation
         for callback in self._callbacks():
             callback.on_evaluation(self, self.evaluation)
-            check_metrics(callback, self.evaluation)
+            check_metrics(callback, self.evaluation, own)
 
     def _callbacks(self) -> Iterator[Callback]:
         """All callbacks in order. Those of the user may take as long as they like."""
@@ -465,8 +468,10 @@ class TrainingRun(RunOfCallback[ConfigT]):
         """Opens the run's folder, and prints what will be trained."""
         session, learner = self._session, self._learner
         found, again = session.found, self._pending is not None or self._begins_with_evaluation
+        columns = learner.columns
+        self._own_columns = dict.fromkeys((learner.step_column, *columns))
         session.open_folder(
-            learner.columns,
+            columns,
             rows_until=None if found is None else self.env_steps - again,
             # Within other updates, the rows of episodes are written already, or not noted yet.
             episodes_until=None if found is None or not learner.continues_cut else self.env_steps,
