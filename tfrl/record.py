@@ -53,8 +53,10 @@ class Options(Recording):
     def ineffective(self) -> dict[str, str]:
         """The flags that have no effect in this combination, each with the reason."""
         found = dict.fromkeys(("greedy", "checkpoint") if self.random else (), "with --random")
-        if self.out or self.window:
-            found["format"] = "with --window" if self.window else "with --out, whose ending is the format"
+        if self.window:
+            found["format"] = "with --window"
+        elif self.out and not self.out.endswith(f".{self.format}"):
+            found["format"] = "with --out, whose ending is the format"
         return found
 
 

@@ -66,7 +66,7 @@ class ActionSpec(ABC):
         return sum(self.mask_counts)
 
     def forbidden_by(self, masks: np.ndarray) -> str:
-        """What a mask leaves no value of: "every action" or a part of it; "" if each has an allowed value.
+        """Returns of what a mask leaves no value: "every action" or a part of it; "" if none is forbidden.
 
         Args:
           masks: uint8 [..., mask_size].
