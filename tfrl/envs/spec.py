@@ -66,7 +66,7 @@ class ActionSpec(ABC):
         return sum(self.mask_counts)
 
     def forbidden_by(self, masks: np.ndarray) -> str:
-        """Returns of what a mask leaves no value: "every action" or a part of it; "" if none is forbidden.
+        """Returns what masks forbid as a whole: "every action" or a part of it; "" if each has a value left.
 
         Args:
           masks: uint8 [..., mask_size].
