@@ -66,10 +66,9 @@ class ActionSpec(ABC):
         return sum(self.mask_counts)
 
     def forbidden_by(self, masks: np.ndarray) -> str:
-        """Returns what masks forbid as a whole: "every action" or a part of it; "" if each has a value left.
+        """Names what masks uint8 [..., mask_size] forbid wholly: every action, or all values of a part of it.
 
-        Args:
-          masks: uint8 [..., mask_size].
+        Returns "" if each part of an action has an allowed value.
         """
         begins = np.cumsum((0, *self.mask_counts[:-1]))
         allowed = np.maximum.reduceat(masks, begins, axis=-1)
