@@ -86,8 +86,8 @@ def convolution(
         bias: [D].
         stride: in both directions.
         padding: SAME or VALID.
-        with_relu: applies a ReLU. If an input of the operation is not finite, so is a gradient. The output
-            may be finite, because oneDNN's ReLU makes 0 of NaN.
+        with_relu: applies a ReLU. If an input of the operation is not finite, so is a gradient, or without
+            oneDNN the output. With oneDNN the output may be finite, because its ReLU makes 0 of NaN.
 
     Returns:
         [B, H', W', D], in the dtype of x.

@@ -88,11 +88,11 @@ def test_training_uses_the_recurrent_states_of_the_rollout(tmp_path, flags):
             outputs = network.outputs(weights, tf.constant(rollout.observations[0, t]), acting.values)
             policy = network.distribution(outputs[0])
             log_probs = policy.log_prob(tf.constant(rollout.actions[0, t]))
-            np.testing.assert_allclose(rollout.extras["log_prob"][0, t], log_probs, atol=1e-5)
-            np.testing.assert_allclose(rollout.extras["value"][0, t], outputs[1], atol=1e-5)
+            np.testing.assert_allclose(rollout.extras["log_prob"][0, t], log_probs, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(rollout.extras["value"][0, t], outputs[1], rtol=1e-5, atol=1e-5)
             acting.acted(outputs[-1].numpy(), rollout.actions[0, t])
             acting.rewarded(rewards[0][0, t])
-            np.testing.assert_allclose(rollout.memory[0, t + 1], acting.values, atol=1e-5)
+            np.testing.assert_allclose(rollout.memory[0, t + 1], acting.values, rtol=1e-5, atol=1e-5)
             for (_, at, b), observation in rollout.final_observations.items():
                 if at == t:  # the value of what would have come, remembering the episode
                     now = learner.agent.values(observation[None], (2,), acting.values[b : b + 1])

@@ -177,8 +177,8 @@ def note_emulated(precision: str, system: Path = _ROOT) -> None:
     native = features & {"avx512_bf16", "amx_bf16"} or not features
     if precision == "bfloat16" and not native and not gpus():
         _warn(
-            "warning: this CPU has no bfloat16: TensorFlow emulates it, many times slower than float32; "
-            "begin a run here with --precision auto or float32."
+            "warning: this CPU has no bfloat16: TensorFlow emulates it, many times slower than float32 and "
+            "with less exact gradients; begin a run here with --precision auto or float32."
         )
 
 
