@@ -601,7 +601,11 @@ BLOCKS: dict[str, Callable[[], str]] = {
         [(game, of) for game in _OF_IMPALA for of in ("published", "impala")]
     ),
     "course-impact": lambda: course_table(
-        [(game, of) for game in ("starpilot", "fruitbot") for of in ("published", "ppo", "impact")],
+        [
+            (game, of)
+            for game in ("starpilot", "fruitbot", "bigfish", "ninja")
+            for of in ("published", "ppo", "impact")
+        ],
         (_WINDOW, 229_376, _QUARTER, 327_680, 491_520),
         ends=False,
     ),
