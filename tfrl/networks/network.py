@@ -29,8 +29,8 @@ _ALIGNMENT = 16
 def _rows_of_own_torsos() -> int:
     """The rows of every part of a forward pass of a user's torso on CPUs.
 
-    Another number of rows may change the order of a layer's sums, and so the last bits. oneDNN's products
-    take 8 rows at a time with AVX512 and 6 without: of a part of 8, it would compute the last 2 otherwise.
+    Another number of rows may change the order of a layer's sums, and so the last bits. On a CPU with
+    AVX2 alone, the bits of a row also depended on its place in a part of 8, 12, 16 or 32 rows, but not of 4.
     """
     return 8 if "avx512f" in machine.cpuinfo("flags").split() else 4
 
