@@ -65,7 +65,7 @@ def pytest_addoption(parser):
         "--deadline",
         type=float,
         metavar="SECONDS",
-        help="seconds since 1970; no test begins later, except the promises",
+        help="seconds since 1970; no test begins later",
     )
 
 
@@ -98,9 +98,9 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Leaves out a test that would begin after the deadline, unless it guards a promise."""
+    """Leaves out a test that would begin after the deadline."""
     deadline = item.config.option.deadline
-    if deadline is not None and time.time() > deadline and not item.get_closest_marker("promise"):
+    if deadline is not None and time.time() > deadline:
         pytest.skip(CUT)
 
 
