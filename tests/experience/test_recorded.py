@@ -15,7 +15,7 @@ from tfrl.cli.errors import UserError
 from tfrl.envs.observations import CHOICES, FLAGS, IMAGE, MASK, NUMBERS, ArraySpec, Part
 from tfrl.envs.spec import Box, Discrete, MultiDiscrete
 from tfrl.experience import recorded
-from tfrl.experience.recorded import Spaces, env_settings, facts_of, open_set
+from tfrl.experience.recorded import Spaces, env_settings, facts_of, in_common, open_set
 from tfrl.experience.transitions import Transitions
 
 
@@ -236,7 +236,8 @@ def test_a_minari_set_is_read(tmp_path, monkeypatch):
         assert [one.terminated for one in found] == [True, False, False]
         np.testing.assert_array_equal(found[2].observations[3], np.full(4, 5, np.float32))
         np.testing.assert_array_equal(found[1].actions, [0, 1, 0, 1, 0])
-        assert env_settings(name) == {name: {"env": "CartPole-v1"}}
+        plain = {"env": "CartPole-v1", "env_kwargs": {}, "max_episode_steps": None}
+        assert env_settings(name) == {name: plain}
     other = gymnasium.make(
         "CartPole-v1", sutton_barto_reward=True, render_mode="rgb_array", max_episode_steps=20
     )
@@ -244,6 +245,17 @@ def test_a_minari_set_is_read(tmp_path, monkeypatch):
     kwargs = {"sutton_barto_reward": True}
     about = {"env": "CartPole-v1", "env_kwargs": kwargs, "max_episode_steps": 20}
     assert env_settings("minari:test/other-v0") == {"minari:test/other-v0": about}
+    with pytest.raises(
+        UserError, match=r"was recorded with --env-kwargs \{\}, and minari:test/other-v0 with --env-k"
+    ):
+        in_common(env_settings("minari:test/cartpole-v0,minari:test/other-v0"), about)
+    endless = gymnasium.make("CartPole-v1", sutton_barto_reward=True, max_episode_steps=10**6)
+    for name, more, limit in (("all", {}, 1_000_000), ("evaluated", {"eval_env": other}, 20)):
+        minari.create_dataset_from_buffers(
+            f"test/{name}-v0", buffers, env=endless, algorithm_name="made up", **more
+        )
+        found = env_settings(f"minari:test/{name}-v0")[f"minari:test/{name}-v0"]
+        assert found == about | {"max_episode_steps": limit} and isinstance(found["max_episode_steps"], int)
 
 
 # Transitions

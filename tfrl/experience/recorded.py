@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -628,7 +629,7 @@ def _map(function: Callable[[Any], Any], arrays: Arrays) -> Arrays:
 
 
 def _minari_set(dataset: str, called: str) -> tuple[Any, int, Any]:
-    """A Minari set, the number of its episodes, and the EnvSpec of its env or None."""
+    """A Minari set, the number of its episodes, and the EnvSpec of the env of evaluations or None."""
     try:
         import minari
     except ImportError:
@@ -640,7 +641,9 @@ def _minari_set(dataset: str, called: str) -> tuple[Any, int, Any]:
         found = (
             minari.MinariDataset(Path(name) / "data") if Path(name).is_dir() else minari.load_dataset(name)
         )
-        return found, found.total_episodes, found.spec.env_spec
+        # Minari has no public name for the first.
+        spec = getattr(found, "_eval_env_spec", None) or found.spec.env_spec
+        return found, found.total_episodes, spec
     except Exception as error:  # of many classes, by what is wrong
         reason = (
             str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
@@ -721,16 +724,16 @@ def _about_env(dataset: str) -> dict[str, Any]:
 
 
 def _of_spec(spec: Any) -> dict[str, Any]:
-    """The `env` of an EnvSpec of Gymnasium, and its settings that differ from those of the id."""
+    """The `env` of an EnvSpec of Gymnasium, and its settings; {} and None are those of the id."""
     import gymnasium
 
     known = gymnasium.registry.get(spec.id, spec)
     plain = {} if known is spec else known.kwargs
     given = {k: v for k, v in spec.kwargs.items() if k not in plain or str(v) != str(plain[k])}
     given.pop("render_mode", None)
-    found = {"env": spec.id} | ({"env_kwargs": given} if given else {})
-    changed = spec.max_episode_steps != known.max_episode_steps
-    return found | ({"max_episode_steps": spec.max_episode_steps} if changed else {})
+    limit = None if spec.max_episode_steps == known.max_episode_steps else spec.max_episode_steps
+    limit = None if limit is None else int(limit)  # some sets have 1e6
+    return {"env": spec.id, "env_kwargs": given, "max_episode_steps": limit}
 
 
 def in_common(of_sets: Mapping[str, Mapping[str, Any]], settings: Iterable[str]) -> dict[str, Any]:
@@ -740,12 +743,21 @@ def in_common(of_sets: Mapping[str, Mapping[str, Any]], settings: Iterable[str])
         values = {name: about[setting] for name, about in of_sets.items() if setting in about}
         for name, value in values.items():
             first, found[setting] = next(iter(values.items()))
-            if value != found[setting]:
+            if value != found[setting] and not (
+                setting == "frame_skip" and _frames(of_sets[first]) == _frames(of_sets[name])
+            ):
                 raise UserError(
                     f"{first} was recorded with {_as_flag(setting, found[setting])}, and {name} with "
                     f"{_as_flag(setting, value)}; give {flag(setting)} for the evaluations, or equal sets."
                 )
     return found
+
+
+def _frames(about: Mapping[str, Any]) -> int:
+    """The frames of an env step of a result of `env_settings`."""
+    env_kwargs, frame_skip = about.get("env_kwargs") or {}, about.get("frame_skip")
+    task: Any = SimpleNamespace(env=about["env"], env_kwargs=env_kwargs, frame_skip=frame_skip)
+    return registry.frames_per_step(task)
 
 
 def other_settings(dataset: str, task: Any) -> Iterator[str]:
