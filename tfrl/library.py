@@ -576,11 +576,16 @@ class Policy:
             raise SettingsError(f"the policy does not take an action_mask with {error}.") from None
         if flags.shape[-1:] != (size,):
             raise SettingsError(f"action_mask needs {size} numbers; got {list(flags.shape)}.")
-        if mask is not None and (forbidden := self._action.forbidden_by(flags)):
-            raise SettingsError(f"action_mask forbids {forbidden}; it must allow at least one.")
         try:
             count = observations.batch_size(spec, observation)
             rows = [None] if count is None else range(count)
+            if mask is not None and (forbidden := self._action.forbidden_by(flags)):
+                if count is None:
+                    raise SettingsError(f"action_mask forbids {forbidden}; it must allow at least one.")
+                # An episode's last observation often forbids all; Gymnasium's vector envs ignore its action.
+                ended = [bool(self._action.forbidden_by(row)) for row in flags.reshape(-1, size)]
+                flags = flags.copy()
+                flags.reshape(-1, size)[ended] = 1
             if flags.shape[:-1] not in ((), (1,), (len(rows),)):
                 raise ValueError(f"{len(rows)} row(s) with an action_mask of {list(flags.shape)}")
             masks = np.broadcast_to(flags, (len(rows), size)) if spec.num_actions else [None] * len(rows)
@@ -762,7 +767,7 @@ def collect(
       out: the folder of the set. If it has a part of the same set, that is continued; a function cannot be
         told from another one.
       episodes: the number of episodes. None: 100, or as many as `steps` needs.
-      steps: record whole episodes until there are this many env steps.
+      steps: record whole files of `shard_episodes` episodes until there are this many env steps.
       seed: decides the episodes and the actions. None: the seed of the run, or 1.
       greedy: True takes the most likely actions, False draws actions. None: as in the run's own evaluations.
       epsilon: take the most likely actions, but uniform ones in this share of steps.

@@ -181,13 +181,19 @@ def check_masks(policy, batch):
     for choose in (policy, policy.sample):
         assert choose(none).shape == (0,) and choose(none).dtype == np.int32
     for mask, said in (
-        ([[1, 1, 1, 1, 1], [0, 0, 0, 0, 0]], "action_mask forbids every action; it must allow at least one."),
         ([[1, 1, 1, 1, 1]] * 3, "an observation of 2 row(s) with an action_mask of [3, 5]."),
         ([[1, 0], [1]], "an action_mask with parts of different lengths."),
         ("all", "an action_mask with other numbers than 1 for allowed and 0 for forbidden actions."),
     ):
         with pytest.raises(tfrl.SettingsError, match=re.escape(said)):
             policy(batch, action_mask=mask)
+    one = {key: array[0] for key, array in batch.items()}
+    said = "action_mask forbids every action; it must allow at least one."
+    with pytest.raises(tfrl.SettingsError, match=said):
+        policy(one, action_mask=[0] * 5)
+    # Gymnasium's vector envs ignore the action at the last observation of an episode.
+    chosen = policy(batch, action_mask=[[0, 1, 0, 0, 0], [0] * 5])
+    assert chosen.tolist() == [policy(one, action_mask=mask) for mask in ([0, 1, 0, 0, 0], [1] * 5)]
 
 
 def test_a_part_of_an_action_without_allowed_values_is_named():
