@@ -435,6 +435,19 @@ def test_settings_without_influence_do_not_split_the_seeds_of_supervised_runs(tm
     assert ["--log-every", "1", "2"] in rows
 
 
+def test_replicas_distinguish_supervised_runs_with_batch_normalization(tmp_path, capsys):
+    for normalization in ("batch", "group"):
+        every = [
+            trained_run(
+                tmp_path / normalization, run_name=f"run-{n}", replicas=n, normalization=normalization
+            )
+            for n in (1, 2)
+        ]
+        rows = reported(tmp_path, *every)[1]
+        apart = [row[0] for row in rows[1:3]] == ["replicas 1", "replicas 2"]
+        assert apart == (normalization == "batch") == ("is ignored" not in capsys.readouterr().err)
+
+
 def test_supervised_runs_of_one_name_have_columns_of_their_own(tmp_path):
     every = [trained_run(tmp_path / at, run_name="r", lr=lr) for at, lr in (("a", 0.1), ("b", 0.2))]
     rows = reported(tmp_path, *every)[1]

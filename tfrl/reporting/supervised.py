@@ -119,9 +119,13 @@ def differences(loaded: Sequence[SupervisedRun]) -> dict[str, list[str]]:
 def variants(loaded: Sequence[SupervisedRun]) -> list[str]:
     """The variant of each run in words: the settings besides the seed that distinguish it, or its model.
 
-    Settings that do not change the result are left out.
+    Settings that do not change the result are left out. Callbacks may change it, and so may the number of
+    replicas, whose shares of a batch are normalised apart.
     """
-    names = differences(loaded).keys() - {"seed"} - loaded[0].config.may_change
+    same = loaded[0].config.may_change - {"callbacks"}
+    if any(run.config.normalization == "batch" for run in loaded):
+        same -= {"replicas"}
+    names = differences(loaded).keys() - {"seed"} - same
     names = [name for name in loaded[0].settings if name in names]
     texts = [run.settings for run in loaded]
     labels = [", ".join(f"{flag(name)[2:]} {text[name]}" for name in names) for text in texts]
