@@ -66,20 +66,20 @@ def main(arguments: Sequence[str]) -> int:
         "run_name": "evaluation",
         "strategy": strategy,
         "replicas": options.replicas,
-        # These suited the machine that trained, and a batch must divide among the replicas.
+        # These suited the machine that trained.
         "device": "auto",
         "micro_batch": 0,
-        "batch_size": -(-config.batch_size // max(1, options.replicas)) * max(1, options.replicas),
     }
     config = dataclasses.replace(config, **changes)
     config.check()
     cluster = tf_config.for_strategy(strategy)
-    config.check_topology(1 if cluster is None else cluster.num_workers, max(1, options.replicas))
     found = None if saved else read_state(run, checkpoint)
     with quiet_start():
         from resnet import data
         from tfrl.workers.strategy import join
     with join(config, cluster) as (runtime, _):
+        shares = -(-config.batch_size // runtime.replicas)
+        config = dataclasses.replace(config, batch_size=shares * runtime.replicas)
         with quiet_start():
             dataset = data.load_on_all(config.dataset, config.image_size, runtime, lambda sentence: None)
         if found is None:
