@@ -157,7 +157,16 @@ def test_changed_values_stay_within_the_range():
         ),
         (
             {"samples": ["num-steps=choice:8,64"], "flags": [*CATCH, "--eval-every=5"], "scheduler": "asha"},
-            "give --eval-every-steps after the --, at least 4096, instead of --eval-every",
+            "give --eval-every-steps after the --, at least 4096, and no --eval-every, or 0",
+        ),
+        (
+            {
+                "samples": ["num-steps=choice:8,64"],
+                "flags": CATCH,
+                "scheduler": "asha",
+                "metric": "rollout/episode_return",
+            },
+            "each update of 512 to 4096 env steps: give --metric eval_test/return, and ",
         ),
         (
             {**PBT, "samples": ["num-envs=choice:8,64"], "flags": [*CATCH, "--eval-every-steps=1000"]},
@@ -165,7 +174,7 @@ def test_changed_values_stay_within_the_range():
         ),
         (
             {**PBT, "algorithm": "reinforce", "flags": VECTORS},
-            "give --eval-every-steps after the --, instead of --eval-every",
+            "give --eval-every-steps after the --, and no --eval-every, or 0",
         ),
         ({"samples": ["gamma=uniform:0.9,1.5"]}, "--gamma must be at least 0"),
         ({"algorithm": "a3c", "grids": ["lr=1"]}, "there is no algorithm 'a3c'"),

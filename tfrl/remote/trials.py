@@ -225,8 +225,8 @@ def plan(
                 f"--metric of evaluations, such as eval_test/return, not {metric}."
             )
         _check_exploits(grids, sampled, configs)
-    if scheduler != "none" and metric.startswith("eval"):
-        _check_intervals(scheduler, configs)
+    if scheduler != "none":
+        _check_intervals(scheduler, metric, configs)
     return dataclasses.replace(sweep, total_steps=configs[0].total_steps)
 
 
@@ -284,18 +284,27 @@ def _check_exploits(grids: Sequence[str], sampled: Sequence[Sampled], configs: S
             raise UserError(f"--scheduler pbt copies weights between trials: leave {flag(name)} out.")
 
 
-def _check_intervals(scheduler: str, configs: Sequence[RLSettings]) -> None:
+def _check_intervals(scheduler: str, metric: str, configs: Sequence[RLSettings]) -> None:
     """Raises UserError if trials would be compared after different numbers of env steps."""
     updates = {config.steps_per_update for config in configs}
-    vary = configs[0].updates_vary
+    vary, steps = configs[0].updates_vary, configs[0].counts
     if len(updates) == 1 and not vary:
         return
     least = 1 if vary else max(updates)  # an evaluation comes at the end of an update
-    if any(config.eval_every or config.eval_every_steps < least for config in configs):
-        steps, enough = configs[0].counts, "" if vary else f", at least {least}"
+    if not metric.startswith(
+        "eval"
+    ):  # a row for each update; if these vary by chance, they have equal episodes
+        if len(updates) > 1:
+            raise UserError(
+                f"--scheduler {scheduler} compares trials after equal {steps}, and {metric} has a number for "
+                f"each update of {min(updates)} to {max(updates)} {steps}: give --metric eval_test/return, "
+                f"and --eval-every-steps after the --, at least {least}."
+            )
+    elif any(config.eval_every or config.eval_every_steps < least for config in configs):
+        enough = "" if vary else f", at least {least}"
         raise UserError(
             f"--scheduler {scheduler} compares trials after equal {steps}, and their updates differ in "
-            f"{steps}: give --eval-every-steps after the --{enough}, instead of --eval-every."
+            f"{steps}: give --eval-every-steps after the --{enough}, and no --eval-every, or 0."
         )
 
 
