@@ -5,7 +5,7 @@
 or, in this folder: tfrl ppo --env CartPole-v1 --torso own_heads:policy_and_value. The function takes the
 inputs and the number of the policy's parameters: A logits for A discrete actions; for D continuous actions D
 means and D numbers for the deviations, which are 1 where these are 0. It returns the parameters and the
-value. PPO, DrAC, IMPALA, IMPACT, REINFORCE and BC take such networks.
+value. PPO, DrAC, IMPALA, IMPACT and BC take such networks.
 """
 
 from __future__ import annotations
