@@ -222,7 +222,7 @@ def of_run(run: Path) -> Config:
     config = from_yaml(path)
     try:
         # The folder's name is not checked.
-        READER.validate(dataclasses.replace(config, run_name=None, logdir="logs"))
+        READER.check(dataclasses.replace(config, run_name=None, logdir="logs"))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     return config

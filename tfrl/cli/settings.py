@@ -376,11 +376,15 @@ class Reader(Generic[SettingsT]):
 
         `spelled` has the settings that a message does not call by their flags.
         """
+        self.check(config)
+        check_effects(config, self.of_preset(config.preset), spelled)
+
+    def check(self, config: SettingsT) -> None:
+        """Raises UserError for the first setting that cannot work on any machine."""
         config.check()
         # A failure with one worker is a failure with more workers, whose shares are fractions of its share.
         workers = getattr(config, "learners", 1)
         config.check_topology(workers, replicas_per_worker=max(1, config.replicas))
-        check_effects(config, self.of_preset(config.preset), spelled)
 
     def of_preset(self, preset: str) -> SettingsT:
         """The settings that a preset stands for."""
