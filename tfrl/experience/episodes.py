@@ -62,7 +62,9 @@ def other_env(config: Task, env: str) -> dict[str, Any]:
 def check_plays(config: Task, task: Task) -> None:
     """Raises UserError if there is no such env, or a policy trained with `config` cannot play it."""
     if task.env == NO_ENV:
-        raise UserError("this policy was trained without an env: name one (--envs; env= in Python).")
+        raise UserError(
+            "this policy was trained without an env: name one, by --envs of tfrl.evaluate or env= in Python."
+        )
     check_task(task)
     if registry.specs(task) != registry.specs(config):
         raise UserError(
