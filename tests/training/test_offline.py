@@ -335,12 +335,24 @@ def test_the_settings_of_the_env_are_those_of_the_set_if_the_env_is_spelled_too(
     assert env_of("--config", file, "--dataset", settled / "plain") == ("Pendulum-v1", {}, None)
 
 
+def test_a_set_gives_no_levels_to_the_mode_of_a_single_level(settled):
+    about = {"env": "coinrun", "distribution_mode": "exploration", "num_levels": 0, "start_level": 0}
+    for mode in ("exploration", "hard"):
+        (settled / "plain/metadata.json").write_text(json.dumps(about | {"distribution_mode": mode}))
+        flags = ["--dataset", str(settled / "plain"), "--distribution-mode", "exploration"]
+        config = settings.reader("bc").parse(flags)
+        assert (config.env, config.distribution_mode) == ("coinrun", "exploration")
+
+
 def test_a_run_can_be_read_and_take_a_set_elsewhere_when_its_set_is_gone(settled, tmp_path):
     config = parsed("bc", settled / "g", tmp_path, "--env", "Pendulum-v1")
     config.run_dir.mkdir()
     (config.run_dir / "config.yaml").write_text(to_yaml(config))
     shutil.move(settled / "g", settled / "moved")
     assert of_run(config.run_dir).env_kwargs == {"g": 5.0}
+    (config.run_dir / "config.yaml").write_text(to_yaml(dataclasses.replace(config, gamma=0.9)))
+    assert of_run(config.run_dir).gamma == 0.9  # without effect, as an earlier version took it
+    (config.run_dir / "config.yaml").write_text(to_yaml(config))
     given = ["--config", str(config.run_dir / "config.yaml")]
     assert settings.reader("bc").parse(given) == config
     moved = settings.reader("bc").parse([*given, "--dataset", str(settled / "moved")])
@@ -355,6 +367,8 @@ def test_sets_whose_envs_have_other_settings_are_refused_unless_a_flag_decides(s
     )
     assert refusal(env_of, *both) == refusal(env_of, *both, "--env", "Pendulum-v1") == sentence
     assert env_of(*both, "--frame-skip", "none") == ("Pendulum-v1", {}, None)
+    write(settled / "once", "Pendulum-v1", [3] * 2, env_kwargs={}, frame_skip=1)
+    assert env_of("--dataset", f"{settled / 'plain'},{settled / 'once'}") == ("Pendulum-v1", {}, None)
     assert env_of(*both, "--env", "none")[0] == "none"
     write(settled / "other", "CartPole-v1", [3])
     said = refusal(env_of, "--dataset", f"{settled / 'plain'},{settled / 'other'}")

@@ -111,6 +111,11 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
         return self.batch_size
 
     @property
+    def depends_on_length(self) -> bool:
+        """True if --total-steps changes the training: if the learning rate falls."""
+        return self.lr_schedule != "constant"
+
+    @property
     def part_rows(self) -> int:
         """The number of rows of a part of a batch, the same on any topology.
 
@@ -175,6 +180,9 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
         # Of other envs, only --level-replay chooses levels.
         names = (*_OF_ENVS, *_LEVELS) if registry.distribution_modes(known) else _OF_ENVS
         settings = recorded.in_common(of_sets, [n for n in names if n not in given and n not in over])
+        mode = {**settings, **given, **over}.get("distribution_mode")
+        if mode == "exploration":  # a single level
+            settings = {n: value for n, value in settings.items() if n not in ("num_levels", "start_level")}
         return found | settings | ({"env": known} if env == AUTO else {})
 
     def complete(self) -> Self:
@@ -219,7 +227,7 @@ class OfflineSettings(Offline, OfflineTask, RLSettings):
     @property
     def may_change(self) -> frozenset[str]:
         """The settings that a resumed run may change; not its length if the learning rate follows it."""
-        fixed = set() if self.lr_schedule == "constant" else {"total_steps"}
+        fixed = {"total_steps"} if self.depends_on_length else set()
         return (super().may_change | {"dataset"}) - fixed
 
 
