@@ -291,10 +291,8 @@ def _check_intervals(scheduler: str, metric: str, configs: Sequence[RLSettings])
     if len(updates) == 1 and not vary:
         return
     least = 1 if vary else max(updates)  # an evaluation comes at the end of an update
-    if not metric.startswith(
-        "eval"
-    ):  # a row for each update; if these vary by chance, they have equal episodes
-        if len(updates) > 1:
+    if not metric.startswith("eval"):
+        if len(updates) > 1:  # those that vary by chance have equal numbers of episodes
             raise UserError(
                 f"--scheduler {scheduler} compares trials after equal {steps}, and {metric} has a number for "
                 f"each update of {min(updates)} to {max(updates)} {steps}: give --metric eval_test/return, "
